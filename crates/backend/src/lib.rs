@@ -1,0 +1,95 @@
+//! Makes boxes. [`Backend`] is the page to read; [`jail`] is the one implementation so far.
+//!
+//! A backend knows how to make a box for a [`BoxRequest`], where its agent's socket is, and how to take all of it
+//! away again. It knows nothing of keys, sessions or languages; [`link::AgentLink`] speaks to any agent, whatever made its box.
+
+#![forbid(unsafe_code)]
+
+pub mod environment;
+pub mod guest_programs;
+pub mod host;
+pub mod jail;
+pub mod link;
+
+use std::path::{Path, PathBuf};
+
+use carrel_jail::workspace;
+use carrel_proto::{
+    id::SandboxId,
+    limits::{Enforced, Limits},
+    problem::Problem,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::environment::Environment;
+
+/// What a sandbox shall be.
+#[derive(Debug, Clone)]
+pub struct BoxRequest {
+    pub id: SandboxId,
+    /// A number no other sandbox of this host's root has: its user ids derive from it.
+    pub number: u32,
+    /// The sandbox's own directory on the host; exists.
+    pub directory: PathBuf,
+    pub environment: Environment,
+    pub limits: Limits,
+    pub isolation: IsolationLevel,
+    pub project: Option<Project>,
+    pub idle_timeout_s: u64,
+    pub max_lifetime_s: u64,
+    /// Set when the directory already holds a workspace to go on with.
+    pub workspace: Option<workspace::Kind>,
+}
+
+/// How strongly a sandbox is shut in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IsolationLevel {
+    #[default]
+    Jail,
+    /// No namespaces. Never chosen by itself.
+    Weak,
+}
+
+/// A host directory shown at `/project`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Project {
+    pub directory: PathBuf,
+    pub writable: bool,
+}
+
+/// What became of a request: all that is needed to find, judge and remove the box later.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Placed {
+    /// The agent's pid on the host and when it was started, so that a reused pid is never mistaken for it.
+    pub pid: i32,
+    pub start_time: u64,
+    pub workspace: workspace::Kind,
+    pub isolation: IsolationLevel,
+    pub enforced: Enforced,
+    /// The host's ids of user code: files made from outside are given to them.
+    pub owner: (u32, u32),
+}
+
+/// Makes and removes boxes. Calls may block for milliseconds; run them where that is allowed.
+pub trait Backend: Send + Sync + std::fmt::Debug {
+    fn name(&self) -> &'static str;
+
+    /// Makes the box and waits until its agent runs. On error nothing is left.
+    fn create(&self, request: &BoxRequest) -> Result<Placed, Problem>;
+
+    /// Whether the agent is still there.
+    fn is_alive(&self, placed: &Placed) -> bool;
+
+    /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
+    /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.
+    fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem>;
+
+    /// The socket of the agent.
+    fn socket(&self, directory: &Path) -> PathBuf {
+        directory.join("agent.sock")
+    }
+
+    /// The workspace on the host, where files are reachable without the agent.
+    fn workspace(&self, directory: &Path) -> Option<PathBuf>;
+}

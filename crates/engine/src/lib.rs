@@ -1,0 +1,75 @@
+//! The engine: finds or makes the sandbox a caller means, passes calls to its agent, and cleans up after crashes.
+//!
+//! Every CLI call is a process with an engine of its own; they meet in the registry ([`registry`]) and at the
+//! sandboxes' sockets. What makes that safe is drawn in [`sandboxes`]. Front doors see [`Engine`] and [`call::Call`].
+//!
+//! Deliberately absent: HTTP, terminals, the caller's environment and home directory. All of that comes in as values.
+
+#![forbid(unsafe_code)]
+
+pub mod call;
+pub mod environments;
+mod files;
+mod lock;
+pub mod registry;
+pub mod sandboxes;
+mod sweep;
+
+use std::{path::PathBuf, sync::Arc};
+
+use carrel_backend::{Backend, jail::Jail};
+use carrel_proto::{limits::Limits, problem::Problem};
+
+pub use crate::{
+    environments::{Environments, Source},
+    registry::{Record, State},
+    sandboxes::{Found, Note, Wish},
+};
+use crate::registry::Registry;
+
+/// Everything an engine needs to know of its surroundings.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// `$CARREL_STATE`.
+    pub state: PathBuf,
+    pub environments: Environments,
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    settings: Settings,
+    registry: Registry,
+    backend: Arc<dyn Backend>,
+    jail: Arc<Jail>,
+}
+
+impl Engine {
+    /// Opens the state directory, making it if it is new.
+    pub fn open(settings: Settings) -> Result<Self, Problem> {
+        let failed = |what: &str, error: std::io::Error| {
+            Problem::internal(format!("{what} {}: {error}", settings.state.display()))
+        };
+        for directory in ["sandboxes", "locks"] {
+            std::fs::create_dir_all(settings.state.join(directory)).map_err(|error| failed("making", error))?;
+        }
+        // Relative paths would mean another place in every process that uses them.
+        let state = std::fs::canonicalize(&settings.state).map_err(|error| failed("opening", error))?;
+        let registry = Registry::open(&state.join("registry.db"))?;
+        let jail = Arc::new(Jail::new(&state));
+        let settings = Settings { state, ..settings };
+        Ok(Self { settings, registry, backend: jail.clone(), jail })
+    }
+
+    pub fn environments(&self) -> &Environments {
+        &self.settings.environments
+    }
+
+    pub fn state_directory(&self) -> &std::path::Path {
+        &self.settings.state
+    }
+
+    /// How this host would hold these limits.
+    pub fn enforced(&self, limits: &Limits) -> carrel_proto::limits::Enforced {
+        self.jail.enforced(limits)
+    }
+}

@@ -1,0 +1,24 @@
+//! Linux containment: one mechanism per file.
+//!
+//! On the host, the backend describes a box ([`stage::BoxSpec`]) and starts the *stage*: the agent's program in
+//! a single-threaded process of its own, which makes the namespaces, assembles the root and becomes the agent
+//! ([`stage::run`]). In the box, the agent uses [`session`] for the inner namespaces and [`confine`] for what user
+//! code loses before its first instruction.
+//!
+//! Invariants:
+//! - this is the only crate of the product with `unsafe` code, and all of it is in [`sys`];
+//! - no process is forked from a threaded process: [`sys::SingleThread`] is the witness;
+//! - nothing here knows languages, sessions' names, keys or policy of the engine.
+
+pub mod caps;
+pub mod cgroup;
+pub mod confine;
+pub mod landlock;
+pub mod mounts;
+pub mod net;
+pub mod seccomp;
+pub mod session;
+pub mod stage;
+pub mod sys;
+pub mod userns;
+pub mod workspace;

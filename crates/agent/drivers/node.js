@@ -1,0 +1,677 @@
+// The node driver: keeps one JavaScript session and runs the calls the agent sends (docs/drivers.md).
+//
+// Code is evaluated by V8 itself through an in-process inspector session: `Runtime.evaluate` in its REPL mode
+// knows top-level await and re-declaration, keeps real `let` scopes and needs no parser of ours. Three things
+// it does not do are done here by a scan over tokens (`rewrite`): `import()`, `import` statements, and a name
+// that changes its kind (`let x` over `function x`).
+//
+// Invariants: one call runs at a time; every request gets exactly one `done`; nothing but this file writes to
+// the control pipe. Deliberately absent: threads, npm packages, command-line flags, buffering of output.
+'use strict';
+
+const fs = require('fs');
+// What user code could replace under our feet is taken now, before it runs.
+const { writeSync, openSync, closeSync, fstatSync } = fs;
+const { parse, stringify } = JSON;
+const { kill, pid, cwd, reallyExit, _tickCallback: drainMicrotasks } = process;
+const { apply } = Reflect;
+const later = setImmediate;
+const startPolling = setInterval;
+const stopPolling = clearInterval;
+
+const MAX_TEXT = 1 << 20; // characters of one shown value; more helps no reader
+const MAX_REPLY = 31 << 20; // the contract allows 32 MiB in a line
+const SIGINT_POLL_MS = 20; // how late an `await` may notice SIGINT
+const EXIT_CONTROL_LOST = 70; // EX_SOFTWARE: the agent's pipe is gone without an end of file
+const IMPORT = 'ımport'; // stands for `import` in `import(…)`: as long, so that columns stay true
+
+const { O_RDONLY, O_WRONLY } = fs.constants;
+const control = { input: reopen(3, O_RDONLY), output: reopen(4, O_WRONLY) };
+const standard = [keep(0, O_RDONLY), keep(1, O_WRONLY), keep(2, O_WRONLY)];
+const sigint = takeSigint();
+send(`{"ready":{"version":${stringify(process.versions.node)}}}`);
+
+// Everything below is loaded after `ready`: the agent need not wait for it.
+const vm = require('vm');
+const path = require('path');
+const Module = require('module');
+const { inspect, types: { isNativeError } } = require('util');
+const session = new (require('inspector').Session)();
+session.connect();
+
+const DISPLAY = Symbol.for('Jupyter.display');
+const EXIT = Symbol('process.exit'); // thrown where the running code cannot be terminated
+const INTERRUPT = Symbol('interrupt'); // thrown to let node tidy up after a termination
+const queue = { first: null, last: null }; // requests that wait for their turn
+let call = null; // the running call: { id, code, guarded, exit, over, sealed, poll, outcome }
+
+// ---- control pipe and descriptors -----------------------------------------------------------------------
+
+// A second, close-on-exec descriptor for the same pipe, so that child processes do not inherit the original.
+function reopen(fd, flags) {
+  try {
+    const copy = openSync(`/proc/self/fd/${fd}`, flags);
+    closeSync(fd);
+    return copy;
+  } catch {
+    return fd; // no /proc, or a pipe of another user: the original still works
+  }
+}
+
+function keep(fd, flags) {
+  try {
+    const copy = openSync(`/proc/self/fd/${fd}`, flags);
+    const { dev, ino } = fstatSync(fd);
+    return { copy, flags, dev, ino };
+  } catch {
+    return null;
+  }
+}
+
+// Node has no dup2, but open() takes the lowest free number: closed in order, reopened in order.
+function restoreDescriptors() {
+  for (let fd = 0; fd < 3; fd++) {
+    const kept = standard[fd];
+    if (kept === null || isStill(fd, kept)) continue;
+    try { closeSync(fd); } catch { /* it was closed already */ }
+    try { openSync(`/proc/self/fd/${kept.copy}`, kept.flags); } catch { /* the copy was closed too */ }
+  }
+}
+
+function isStill(fd, kept) {
+  try {
+    const now = fstatSync(fd);
+    return now.ino === kept.ino && now.dev === kept.dev;
+  } catch {
+    return false;
+  }
+}
+
+// Writes all of it, also when a child process made the shared pipe non-blocking.
+function writeFully(fd, data) {
+  const bytes = typeof data === 'string' ? Buffer.from(data) : data;
+  for (let done = 0; done < bytes.length;) {
+    try {
+      done += writeSync(fd, bytes, done, bytes.length - done);
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error;
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+    }
+  }
+}
+
+function send(line) {
+  try {
+    writeFully(control.output, `${line}\n`);
+  } catch {
+    apply(reallyExit, process, [EXIT_CONTROL_LOST]);
+  }
+}
+
+function complain(text) {
+  try { writeFully(2, text); } catch { /* nobody reads: the reply still says what happened */ }
+}
+
+// ---- a call from request to done ------------------------------------------------------------------------
+
+function runNext() {
+  if (call !== null || queue.first === null) return;
+  const { id, code } = queue.first.request;
+  queue.first = queue.first.next;
+  call = { id, code, guarded: false, exit: null, over: false, sealed: false, poll: null, outcome: null };
+  followWorkingDirectory();
+  delete Object.prototype.toJSON; // it would garble the messages that node's inspector module writes
+  process.exitCode = undefined;
+  sigint.take(); // a SIGINT from before the call is not meant for it
+  run(call, code);
+}
+
+function run(mine, code) {
+  let source = asExpression(code);
+  try {
+    source = rewrite(source, []);
+  } catch { /* not our grammar: V8 says what is wrong */ }
+  const interrupted = evaluate(mine, source, code, []);
+  if (mine.over && !interrupted) return seal(mine);
+  if (mine.over) later(() => seal(mine)); // decided, then interrupted before the guard's end
+  if (!mine.over) mine.poll = startPolling(() => sigint.take() && interrupt(mine), SIGINT_POLL_MS);
+  // Node clears its stack of async contexts only after an uncaught exception; a termination left it as it was.
+  if (interrupted) throw INTERRUPT;
+}
+
+// Runs one attempt; a name that changes its kind makes another one, before any of the code ran.
+function evaluate(mine, source, code, flips) {
+  let again = null;
+  let synchronous = true;
+  let broken = null;
+  const parameters = {
+    expression: `${source}\n//# sourceURL=<call-${mine.id}>`, replMode: true, objectGroup: 'carrel', userGesture: false,
+  };
+  const interrupted = guard(mine, () => {
+    session.post('Runtime.evaluate', parameters, (failure, reply) => {
+      if (failure) { broken = failure; return; }
+      const details = reply.exceptionDetails;
+      const compiled = !(synchronous && details);
+      if (!compiled) again = flipped(code, details, flips);
+      if (again !== null) return;
+      try {
+        receive(mine, reply, compiled);
+      } catch (error) { // ours, or of a prototype that user code replaced: the call ends all the same
+        finish(mine, { name: 'DriverError', message: `${error}` }, 1);
+      }
+    });
+    synchronous = false;
+    drainMicrotasks();
+  });
+  if (interrupted) interrupt(mine);
+  else if (broken !== null) fail(mine, broken, null);
+  else if (again !== null) return evaluate(mine, again, code, flips);
+  return interrupted;
+}
+
+// The value itself, not the inspector's picture of it, by way of a function whose `this` takes it.
+const RECEIVER = Symbol.for('carrel.receiver');
+const receiver = { take: null };
+let receiverId = remoteReceiver();
+let remembered = false; // whether the inspector holds an object for us
+function valueOf(remote) {
+  if (!remote.objectId && !('unserializableValue' in remote)) return remote.subtype === 'null' ? null : remote.value;
+  let value;
+  remembered = true;
+  receiver.take = (it) => { value = it; };
+  const argument = remote.objectId ? { objectId: remote.objectId } : { unserializableValue: remote.unserializableValue };
+  session.post('Runtime.callFunctionOn', {
+    functionDeclaration: 'function (it) { this.take(it) }', objectId: receiverId, arguments: [argument],
+  });
+  return value;
+}
+
+function remoteReceiver() {
+  const name = RECEIVER;
+  let id;
+  globalThis[name] = receiver;
+  session.post('Runtime.evaluate', { expression: "globalThis[Symbol.for('carrel.receiver')]" }, (_, reply) => {
+    id = reply.result.objectId;
+  });
+  delete globalThis[name];
+  return id;
+}
+
+function receive(mine, { result, exceptionDetails }, compiled) {
+  if (mine.over) return;
+  if (exceptionDetails) {
+    const error = valueOf(exceptionDetails.exception || result);
+    return fail(mine, error, compiled ? null : exceptionDetails);
+  }
+  const value = valueOf(result);
+  underscore.set('_', value);
+  if (value === undefined) return finish(mine, null);
+  show(mine, 'result', value, () => finish(mine, null));
+}
+
+function fail(mine, error, position) {
+  if (mine.over || error === EXIT) return;
+  underscore.set('_error', error);
+  complain(traceback(mine, error, position));
+  finish(mine, describe(error), 1);
+}
+
+function interrupt(mine) {
+  if (mine.over) return;
+  if (mine.exit !== null) return finish(mine, null, mine.exit);
+  complain('Interrupted\n');
+  finish(mine, { name: 'Interrupted', message: 'the call was interrupted by SIGINT' }, 130);
+}
+
+// The call is decided. Its `done` waits for the end of the event loop's turn (`run` seals at the guard's end,
+// which is one), so that a rejection nobody handled in this turn still counts to it.
+function finish(mine, error, exit) {
+  mine.over = true;
+  mine.outcome = { error, exit };
+  if (!mine.guarded) later(() => seal(mine));
+}
+
+function seal(mine) {
+  if (mine.sealed) return;
+  mine.sealed = true;
+  if (mine.poll) stopPolling(mine.poll);
+  let { error, exit } = mine.outcome;
+  if (exit === undefined) exit = exitCode(process.exitCode);
+  process.exitCode = undefined;
+  forget(mine.id);
+  restoreDescriptors();
+  const told = error && `{"name":${stringify(error.name)},"message":${stringify(error.message)}}`;
+  send(`{"id":${mine.id},"done":{"exit":${exit},"error":${told}}}`);
+  call = null;
+  later(runNext);
+}
+
+// The inspector holds on to results and to what console.log was given; each message costs it some 20 µs.
+function forget(id) {
+  if (remembered) session.post('Runtime.releaseObjectGroup', { objectGroup: 'carrel' });
+  if (remembered || id % 16 === 0) session.post('Runtime.discardConsoleEntries');
+  remembered = false;
+}
+
+// Errors in timers and callbacks and rejections nobody handled: the running call's, if there is one.
+process.setUncaughtExceptionCaptureCallback((error) => {
+  if (error === EXIT || error === INTERRUPT) return;
+  if (process.listenerCount('uncaughtException') > 0) {
+    process.emit('uncaughtException', error, 'uncaughtException');
+  } else if (call === null) {
+    complain(traceback(null, error, null));
+  } else if (!call.over) {
+    fail(call, error, null);
+  } else if (!call.sealed && !call.outcome.error && call.outcome.exit === undefined) {
+    complain(traceback(call, error, null));
+    call.outcome = { error: describe(error), exit: 1 };
+  } else {
+    complain(traceback(null, error, null));
+  }
+});
+
+// ---- interruption and process.exit ----------------------------------------------------------------------
+
+// Node's own SIGINT watchdog thread, held for the process's whole life: it terminates code that runs under
+// `breakOnSigint`, remembers a signal otherwise, and there is no moment at which SIGINT would kill us. Listeners
+// for SIGINT are kept away from libuv, which would take the signal from it.
+function takeSigint() {
+  const { startSigintWatchdog, stopSigintWatchdog } = process.binding('contextify');
+  const placeholder = () => {};
+  process.on('SIGINT', placeholder); // else `process.kill(process.pid, 'SIGINT')` runs node's clean-up for its end
+  startSigintWatchdog();
+  for (const name of ['newListener', 'removeListener']) {
+    const original = process.listeners(name).find((listener) => /IfSignal$/.test(listener.name));
+    if (!original) continue;
+    process.removeListener(name, original);
+    process.on(name, (type) => { if (type !== 'SIGINT') original(type); });
+  }
+  process.removeListener('SIGINT', placeholder);
+  return { take: () => { startSigintWatchdog(); return stopSigintWatchdog(); } };
+}
+
+// Runs `body` so that SIGINT terminates it, even in an endless loop; tells whether that happened.
+const GUARDED = '__carrel_guarded';
+const guardScript = new vm.Script(`${GUARDED}()`, { filename: __filename });
+const runInThisContext = vm.Script.prototype.runInThisContext;
+const breakOnSigint = { breakOnSigint: true };
+function guard(mine, body) {
+  globalThis[GUARDED] = () => { delete globalThis[GUARDED]; body(); };
+  mine.guarded = true;
+  try {
+    apply(runInThisContext, guardScript, [breakOnSigint]);
+    return false;
+  } catch (error) {
+    if (error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return true;
+    fail(mine, error, null);
+    return false;
+  } finally {
+    mine.guarded = false;
+  }
+}
+
+function exitCode(code) {
+  const number = Number(code);
+  return Number.isInteger(number) ? number & 255 : 0;
+}
+
+// Under the guard nothing catches it: the process interrupts itself, as `finally` must not run after exit.
+process.exit = function exit(code) {
+  const mine = call;
+  if (mine !== null && !mine.over) {
+    mine.exit = exitCode(code === undefined ? process.exitCode : code);
+    if (mine.guarded) {
+      apply(kill, process, [pid, 'SIGINT']);
+      for (;;);
+    }
+    finish(mine, null, mine.exit);
+  }
+  throw EXIT;
+};
+
+// ---- what people read -----------------------------------------------------------------------------------
+
+// As the REPL shows it, except that an object that throws when looked at is named instead.
+function render(value) {
+  try {
+    return inspect(value, { colors: false, showProxy: true });
+  } catch {
+    return '[a value that cannot be inspected]';
+  }
+}
+
+function clip(text) {
+  if (text.length <= MAX_TEXT) return text;
+  return `${text.slice(0, MAX_TEXT)}\n… ${text.length - MAX_TEXT} more characters left out`;
+}
+
+function describe(error) {
+  const read = (name, otherwise) => {
+    try {
+      const value = error[name];
+      return typeof value === 'string' ? value.slice(0, MAX_TEXT) : otherwise();
+    } catch {
+      return otherwise();
+    }
+  };
+  if (!isErrorLike(error)) return { name: 'Uncaught', message: clip(render(error)) };
+  return { name: read('name', () => 'Error'), message: read('message', () => '') };
+}
+
+function isErrorLike(value) {
+  try {
+    return isNativeError(value) || value instanceof Error;
+  } catch {
+    return false;
+  }
+}
+
+// Node's form: place, source line, caret, then the error without the frames of this driver.
+function traceback(mine, error, position) {
+  const text = render(error);
+  try {
+    const body = isErrorLike(error) ? withoutDriver(text, position !== null) : `Uncaught ${text}`;
+    return `${mine ? excerpt(mine, body, position) : ''}${body}\n`;
+  } catch {
+    return `${text}\n`; // user code replaced a method of String or Array
+  }
+}
+
+function withoutDriver(text, all) {
+  const ours = (line) => /^\s+at /.test(line) && (all || line.includes(__filename) || line.includes('(node:inspector:')
+    || line.includes('(node:vm:') || line.includes('node:internal/process/task_queues:'));
+  const lines = text.split('\n').filter((line) => !ours(line));
+  return lines.join('\n').replace(/^\s+at .*\n?$/, '').replaceAll(IMPORT, 'import');
+}
+
+function excerpt(mine, body, position) {
+  const name = `<call-${mine.id}>`;
+  let [line, column] = position ? [position.lineNumber + 1, position.columnNumber + 1] : [0, 0];
+  if (!position) {
+    const at = body.indexOf(`${name}:`);
+    const found = at < 0 ? null : /^:(\d+):(\d+)/.exec(body.slice(at + name.length, at + name.length + 24));
+    if (found) [line, column] = [Number(found[1]), Number(found[2])];
+  }
+  const text = mine.code.split('\n')[line - 1];
+  if (text === undefined || text.length > 500) return '';
+  return `${name}:${line}\n${text}\n${text.slice(0, column - 1).replace(/[^\t]/g, ' ')}^\n\n`;
+}
+
+// Shows a value on the control pipe; Deno's convention lets an object choose its own mime bundle.
+async function show(mine, kind, value, then) {
+  let bundle = null;
+  try {
+    const own = value !== null && typeof value === 'object' && value[DISPLAY];
+    if (typeof own === 'function') bundle = apply(own, value, []);
+    if (bundle && typeof bundle.then === 'function') bundle = await bundle;
+  } catch (error) {
+    complain(traceback(mine, error, null));
+    bundle = null;
+  }
+  if (!mine.sealed) send(displayLine(mine.id, kind, bundle) || plainLine(mine.id, kind, value));
+  if (then) then();
+}
+
+function displayLine(id, kind, bundle) {
+  if (bundle === null || typeof bundle !== 'object') return null;
+  try {
+    const line = `{"id":${id},"display":{"kind":"${kind}","mime":${stringify(bundle)}}}`;
+    return line.length < MAX_REPLY && Buffer.byteLength(line) < MAX_REPLY ? line : null;
+  } catch {
+    return null;
+  }
+}
+
+function plainLine(id, kind, value) {
+  return `{"id":${id},"display":{"kind":"${kind}","mime":{"text/plain":${stringify(clip(render(value)))}}}}`;
+}
+
+// ---- source ---------------------------------------------------------------------------------------------
+
+// `{a: 1}` alone is an object, as in the REPL, if it can be one.
+function asExpression(code) {
+  if (!/^\s*\{/.test(code) || /;\s*$/.test(code)) return code;
+  try {
+    new vm.Script(`async () => (${code}\n)`);
+    return `(${code}\n)`;
+  } catch {
+    return code;
+  }
+}
+
+// Tokens as far as needed to tell code from text: strings, comments, regular expressions and nesting.
+const TOKEN = /(\s+|\/\/[^\n]*|\/\*[^]*?\*\/)|('(?:[^'\\\n]|\\[^])*'|"(?:[^"\\\n]|\\[^])*")|([\p{ID_Start}$_#][\p{ID_Continue}$\u200c\u200d]*)|(\d[\w.]*)|(\/(?:[^/\\\n[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/\w*)|([^])/uy;
+const TEMPLATE = /(?:[^`\\$]|\\[^]|\$(?!\{))*(`|\$\{)/y;
+const BEFORE_REGEXP = /^(?:|[({[,;:=!&|?+\-*%<>~^}]|return|typeof|case|in|of|do|else|void|delete|throw|new|await|yield)$/;
+
+function* tokens(source) {
+  const nesting = [];
+  let before = '';
+  for (let at = 0; at < source.length;) {
+    TOKEN.lastIndex = at;
+    let [text, space, , word, , regexp] = TOKEN.exec(source);
+    if (regexp && !BEFORE_REGEXP.test(before)) text = '/';
+    const closes = text === '`' || (text === '}' && nesting[nesting.length - 1] === '`');
+    if (closes) {
+      if (text === '}') nesting.pop();
+      TEMPLATE.lastIndex = at + 1;
+      const rest = TEMPLATE.exec(source);
+      if (!rest) throw new SyntaxError('unterminated template');
+      if (rest[1] === '${') nesting.push('`');
+      text += rest[0];
+    } else if (/^[({[]$/.test(text)) {
+      nesting.push(text);
+    } else if (/^[)}\]]$/.test(text)) {
+      nesting.pop();
+    }
+    if (!space) {
+      yield { text, word: word !== undefined, at, before, depth: nesting.length };
+      before = closes ? 'x' : text;
+    }
+    at += text.length;
+  }
+}
+
+// What V8's REPL mode lacks. `flips` are names whose declaration here takes the other kind, lexical or `var`.
+function rewrite(source, flips) {
+  if (flips.length === 0 && !/\b(?:import|const)\b/.test(source)) return source;
+  const list = [...tokens(source)];
+  const edits = [];
+  list.forEach((token, index) => {
+    if (!token.word || token.before === '.') return;
+    const next = list[index + 1] || { text: '' };
+    if (token.text === 'import' && next.text === '(') {
+      if (!isMethod(list, index + 1)) edits.push([token.at, 6, IMPORT]);
+    } else if (token.depth > 0) {
+      return;
+    } else if (token.text === 'import') {
+      edits.push(importStatement(source, token.at));
+    } else if (/^(?:const|let|var)$/.test(token.text)) {
+      const flip = declares(list, index, flips);
+      const lexical = (token.text === 'var') === flip;
+      edits.push([token.at, token.text.length, (lexical ? 'let' : 'var').padEnd(token.text.length)]);
+    } else if (/^(?:function|class)$/.test(token.text) && flips.length > 0) {
+      edits.push(...namedExpression(list, index, flips));
+    }
+  });
+  return edits.filter(Boolean).reverse().reduce(
+    (text, [at, length, replacement]) => text.slice(0, at) + replacement + text.slice(at + length), source);
+}
+
+// `import(x) { … }` in a class or an object is somebody's method.
+function isMethod(list, open) {
+  const close = list.findIndex((token, index) => index > open && token.text === ')' && token.depth < list[open].depth);
+  return close > 0 && list[close + 1] !== undefined && list[close + 1].text === '{';
+}
+
+function declares(list, index, names) {
+  for (let i = index + 1; i < list.length && !(list[i].text === ';' && list[i].depth === 0); i++) {
+    if (names.includes(list[i].text) && /^(?:const|let|var|,|\{|\[|:|\.)$/.test(list[i].before)) return true;
+    if (list[i].depth === 0 && /^(?:const|let|var|function|class)$/.test(list[i].text)) return false;
+  }
+  return false;
+}
+
+// `function f() {}` over a `let f` becomes `let f=function f() {};`, a class over a `var` likewise.
+function namedExpression(list, index, names) {
+  const token = list[index];
+  const name = list[index + 1].text === '*' ? list[index + 2] : list[index + 1];
+  const first = token.before === 'async' ? list[index - 1] : token;
+  if (!name || !names.includes(name.text) || /^[=,:?]$/.test(first.before)) return []; // an expression already
+  const end = list.find((it, i) => i > index && it.text === '}' && it.depth === 0);
+  const kind = token.text === 'class' ? 'var' : 'let';
+  return end ? [[first.at, 0, `${kind} ${name.text}=`], [end.at + 1, 0, ';']] : [];
+}
+
+const STATEMENT = /import(?:\s*([\p{ID_Start}$_][\p{ID_Continue}$]*)?\s*,?\s*(?:\*\s*as\s+([\p{ID_Start}$_][\p{ID_Continue}$]*)|\{([^}]*)\})?\s*from)?\s*('[^'\n]*'|"[^"\n]*")(?:\s*with\s*(\{[^}]*\}))?/uy;
+function importStatement(source, at) {
+  STATEMENT.lastIndex = at;
+  const match = STATEMENT.exec(source);
+  if (!match) return null;
+  const [text, fallback, namespace, named, specifier, attributes] = match;
+  const names = [];
+  if (fallback) names.push(`default: ${fallback}`);
+  if (named) names.push(named.replace(/\s+as\s+/g, ': '));
+  const loaded = `await ${IMPORT}(${specifier}${attributes ? `, {with: ${attributes}}` : ''})`;
+  const pattern = `{${names.join(', ')}}`;
+  const statement = namespace ? `let ${namespace} = ${loaded}${fallback ? `, ${pattern} = ${namespace}` : ''}`
+    : names.length ? `let ${pattern} = ${loaded}` : loaded;
+  const lost = text.split('\n').length - statement.split('\n').length; // later lines keep their numbers
+  return [at, text.length, statement + '\n'.repeat(Math.max(0, lost))];
+}
+
+// The source for another attempt after V8 refused a name, or null if that was not the reason.
+function flipped(code, details, flips) {
+  const text = (details.exception && details.exception.description) || '';
+  const name = /^SyntaxError: Identifier '(.+?)' has already been declared/.exec(text);
+  if (!name || flips.includes(name[1])) return null;
+  flips.push(name[1]);
+  try {
+    return rewrite(code, flips);
+  } catch {
+    return null;
+  }
+}
+
+// ---- globals --------------------------------------------------------------------------------------------
+
+function define(name, value) {
+  Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
+}
+
+// `_` and `_error` follow the calls until the user takes the name for something else.
+const underscore = { _: undefined, _error: undefined, set(name, value) { this[name] = value; } };
+for (const name of ['_', '_error']) {
+  Object.defineProperty(globalThis, name, {
+    configurable: true, enumerable: false, get: () => underscore[name], set: (value) => define(name, value),
+  });
+}
+
+// The session's module lives in the working directory, wherever that is now.
+let here = null;
+let resolver = null;
+let importer = null;
+const main = new Module('<carrel>');
+function followWorkingDirectory() {
+  let now;
+  try { now = apply(cwd, process, []); } catch { return; } // the directory was removed
+  if (now === here) return;
+  here = now;
+  main.filename = path.join(here, '<carrel>');
+  main.paths = Module._nodeModulePaths(here);
+  resolver = Module.createRequire(main.filename);
+  importer = null;
+}
+
+function require_(id) { return resolver(id); }
+Object.defineProperty(require_, 'name', { value: 'require' });
+for (const key of ['resolve', 'cache', 'main', 'extensions']) {
+  Object.defineProperty(require_, key, { get: () => resolver[key], enumerable: true, configurable: true });
+}
+
+// A CommonJS module compiled in the working directory is the one place where `import()` resolves from there
+// in every version of node.
+function importHere(specifier, options) {
+  if (importer === null) {
+    const module_ = new Module(main.filename);
+    module_.paths = main.paths;
+    module_._compile('module.exports = (it, options) => options === undefined ? import(it) : import(it, options)',
+      path.join(here, '<carrel>.cjs'));
+    importer = module_.exports;
+  }
+  return importer(specifier, options);
+}
+
+define('require', require_);
+define('module', main);
+define('exports', main.exports);
+define('display', (value) => { if (call !== null) show(call, 'display', value, null); });
+define(IMPORT, importHere);
+for (const name of Module.builtinModules) {
+  if (/^_|\//.test(name) || name in globalThis) continue;
+  Object.defineProperty(globalThis, name, {
+    configurable: true, enumerable: false, get: () => require(name), set: (value) => define(name, value),
+  });
+}
+
+// Standard output and error as streams that write at once: node's own would make the pipe, which child
+// processes share, non-blocking, and would still hold data when the call is over.
+function standardStream(fd) {
+  const { Writable } = require('stream');
+  const stream = new Writable({
+    decodeStrings: true, autoDestroy: false, emitClose: false,
+    write(chunk, _, done) {
+      try { writeFully(fd, chunk); } catch (error) { return done(error.code === 'EPIPE' ? null : error); }
+      done();
+    },
+  });
+  // A pipeline that ends its output must not end everybody's.
+  stream.end = function end(chunk, encoding, done) {
+    const callback = [chunk, encoding, done].find((it) => typeof it === 'function');
+    if (chunk !== undefined && chunk !== null && typeof chunk !== 'function') this.write(chunk, typeof encoding === 'string' ? encoding : undefined);
+    process.nextTick(() => { this.emit('finish'); if (callback) callback(); });
+    return this;
+  };
+  stream.destroy = function destroy() { return this; };
+  stream.destroySoon = stream.destroy;
+  return Object.assign(stream, { fd, _type: 'pipe', _isStdio: true });
+}
+
+for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
+  let stream = null;
+  Object.defineProperty(process, name, {
+    configurable: true, enumerable: true, get: () => (stream = stream || standardStream(fd)), set: (it) => { stream = it; },
+  });
+}
+
+// ---- requests -------------------------------------------------------------------------------------------
+
+followWorkingDirectory();
+const net = require('net');
+let partial = [];
+const { concat } = Buffer;
+function enqueue(request) {
+  const entry = { request, next: null };
+  if (queue.first === null) queue.first = entry;
+  else queue.last.next = entry;
+  queue.last = entry;
+}
+
+function receiveBytes(count, buffer) {
+  let from = 0;
+  for (let at; (at = buffer.indexOf(10, from)) >= 0 && at < count; from = at + 1) {
+    partial[partial.length] = Buffer.from(buffer.subarray(from, at));
+    enqueue(parse(concat(partial).toString('utf8')));
+    partial = [];
+  }
+  if (from < count) partial[partial.length] = Buffer.from(buffer.subarray(from, count));
+  runNext();
+  return true;
+}
+const requests = new net.Socket({
+  fd: control.input, readable: true, writable: false,
+  onread: { buffer: Buffer.allocUnsafeSlow(1 << 16), callback: receiveBytes },
+});
+requests.on('end', () => apply(reallyExit, process, [0]));
+requests.on('error', () => apply(reallyExit, process, [EXIT_CONTROL_LOST]));
+requests.resume();

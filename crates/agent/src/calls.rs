@@ -1,0 +1,452 @@
+//! The life of one run or exec: begun, interrupted, killed, finished.
+//!
+//! ```text
+//! queued ──> running ──(deadline, cancel)──> stopping ──(grace over)──> killed
+//!                │                              │                         │
+//!                └────────── finished <─────────┴─────────────────────────┘
+//! ```
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use carrel_proto::{
+    frame::Stream,
+    id::{ExecId, SessionName},
+    limits::INTERRUPT_GRACE,
+    message::{ExecInfo, What},
+    outcome::{Cause, Exception, Outcome, Receipt, SessionState},
+    problem::{Code, Problem},
+};
+
+use crate::{
+    meters::Reading,
+    output::Output,
+    process::{self, Role, Usage},
+    runner::{Order, Word},
+    serve::Agent,
+};
+
+/// Finished runs and execs that stay readable; the oldest go first.
+const KEPT: usize = 256;
+const SIGINT: i32 = 2;
+const SIGXFSZ: i32 = 25;
+
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) session: SessionName,
+    pub(crate) what: What,
+    pub(crate) created: SystemTime,
+    pub(crate) output: Output,
+    pub(crate) process: Option<u32>,
+    pub(crate) state: State,
+    /// The code of a queued run.
+    pub(crate) code: String,
+    pub(crate) timeout: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(crate) enum State {
+    Queued,
+    Running(Running),
+    Finished(Outcome),
+}
+
+#[derive(Debug)]
+pub(crate) struct Running {
+    started: Instant,
+    deadline: Option<Instant>,
+    phase: Phase,
+    before: Reading,
+    usage_before: Usage,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    Running,
+    /// Interrupted; to be killed at this time.
+    Stopping(Cause, Instant),
+    Killed(Cause),
+}
+
+/// How a process or call came to its end.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// The driver said so.
+    Done { exit: i32, exception: Option<Exception> },
+    /// The process ended.
+    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
+    /// The runner was killed.
+    RunnerGone,
+    Refused(Problem),
+}
+
+impl Exec {
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
+        match &self.state {
+            State::Finished(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn info(&self, number: u64) -> ExecInfo {
+        let since = self.created.duration_since(UNIX_EPOCH).unwrap_or_default();
+        ExecInfo {
+            exec: ExecId::numbered(number),
+            session: self.session.clone(),
+            what: self.what.clone(),
+            running: self.outcome().is_none(),
+            started_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            outcome: self.outcome().cloned(),
+        }
+    }
+}
+
+impl Agent {
+    /// The clock of a call starts: its code runs now.
+    pub(crate) fn begin(&mut self, number: u64) {
+        let now = Instant::now();
+        if let Some(watch) = &mut self.watch {
+            watch.arm(now);
+        }
+        if self.running() == 0 {
+            self.meters.reset_peak();
+        }
+        let before = self.meters.read();
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        let usage_before = match (before.cpu_us, exec.process.and_then(|id| self.processes.get(&id))) {
+            (None, Some(process)) => process::below(process.runner.child.pid, true).1,
+            _ => Usage::default(),
+        };
+        let deadline = exec.timeout.map(|timeout| now + timeout);
+        exec.state = State::Running(Running { started: now, deadline, phase: Phase::Running, before, usage_before });
+    }
+
+    /// Calls whose code runs now.
+    pub(crate) fn running(&self) -> usize {
+        self.execs.values().filter(|exec| matches!(exec.state, State::Running(_))).count()
+    }
+
+    /// Interrupts a call; the grace decides the rest. One that still waits ends at once.
+    pub(crate) fn stop(&mut self, number: u64, cause: Cause) {
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        match &mut exec.state {
+            State::Queued => {
+                for interpreter in self.interpreters.values_mut() {
+                    interpreter.queue.retain(|queued| *queued != number);
+                }
+                let problem = Problem::new(Code::Cancelled, "cancelled before it began")
+                    .state(SessionState::Preserved);
+                self.finish(number, Ending::Refused(problem));
+            }
+            State::Running(running) => {
+                if matches!(running.phase, Phase::Running) {
+                    running.phase = Phase::Stopping(cause, Instant::now() + INTERRUPT_GRACE);
+                    self.order(number, Order::Signal(SIGINT));
+                }
+            }
+            State::Finished(_) => {}
+        }
+    }
+
+    /// Ends the whole tree of a call now.
+    pub(crate) fn kill(&mut self, number: u64, cause: Cause) {
+        if let Some(Exec { state: State::Running(running), .. }) = self.execs.get_mut(&number) {
+            running.phase = Phase::Killed(cause);
+        }
+        self.order(number, Order::Kill);
+    }
+
+    fn order(&self, number: u64, order: Order) {
+        let process = self.execs.get(&number).and_then(|exec| exec.process);
+        if let Some(process) = process.and_then(|id| self.processes.get(&id)) {
+            process.runner.order(order);
+        }
+    }
+
+    /// Deadlines that are over. Says when to look again.
+    pub(crate) fn tick(&mut self, now: Instant) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
+        let mut late = Vec::new();
+        for (number, exec) in &self.execs {
+            let State::Running(running) = &exec.state else { continue };
+            let due = match running.phase {
+                Phase::Running => running.deadline,
+                Phase::Stopping(_, kill) => Some(kill),
+                Phase::Killed(_) => None,
+            };
+            match due {
+                Some(due) if due <= now => late.push((*number, running.phase)),
+                Some(due) => sooner(due),
+                None => {}
+            }
+        }
+        for (number, phase) in late {
+            match phase {
+                Phase::Running => {
+                    self.stop(number, Cause::Timeout);
+                    sooner(now + INTERRUPT_GRACE);
+                }
+                Phase::Stopping(cause, _) => self.kill(number, cause),
+                Phase::Killed(_) => {}
+            }
+        }
+        next
+    }
+
+    /// The workspace has passed its limit and grows: everything that runs is ended.
+    pub(crate) fn disk_is_over(&mut self) {
+        let running: Vec<u64> = self
+            .execs
+            .iter()
+            .filter(|(_, exec)| matches!(exec.state, State::Running(_)))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in running {
+            self.kill(number, Cause::Disk);
+        }
+    }
+
+    /// Records the end and tells everyone who waits for it.
+    pub(crate) fn finish(&mut self, number: u64, ending: Ending) {
+        let outcome = self.judge(number, ending);
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        if exec.outcome().is_some() {
+            return;
+        }
+        exec.code = String::new();
+        exec.state = State::Finished(outcome.clone());
+        self.last_activity = Instant::now();
+        self.tell(number, &outcome);
+        if let Some(exec) = self.execs.get_mut(&number)
+            && let Err(error) = exec.output.close()
+        {
+            crate::say(&format!("keeping output: {error}"));
+        }
+        self.forget_oldest();
+    }
+
+    fn forget_oldest(&mut self) {
+        let finished: Vec<u64> = self
+            .execs
+            .iter()
+            .filter(|(_, exec)| exec.outcome().is_some() && exec.process.is_none_or(|id| !self.processes.contains_key(&id)))
+            .map(|(number, _)| *number)
+            .collect();
+        let excess = finished.len().saturating_sub(KEPT);
+        for number in &finished[..excess] {
+            if let Some(exec) = self.execs.remove(number) {
+                exec.output.discard();
+            }
+        }
+    }
+
+    fn judge(&self, number: u64, ending: Ending) -> Outcome {
+        let exec = &self.execs[&number];
+        let is_run = matches!(exec.what, What::Run { .. });
+        let mut receipt = self.receipt(number, &ending);
+        let phase = match &exec.state {
+            State::Running(running) => running.phase,
+            _ => Phase::Running,
+        };
+        let stopped = match phase {
+            Phase::Running => None,
+            Phase::Stopping(cause, _) | Phase::Killed(cause) => Some(cause),
+        };
+        // An exec leaves the interpreters alone, so the session's state is what it was.
+        let lost = if is_run { SessionState::Lost } else { SessionState::Preserved };
+        let outcome = |cause, exit_code, session_state, problem: Option<Problem>| Outcome {
+            exec: ExecId::numbered(number),
+            cause,
+            exit_code,
+            signal: None,
+            session_state,
+            exception: None,
+            problem: problem.map(|problem| problem.state(session_state)),
+            receipt: Receipt::default(),
+        };
+        let mut result = match ending {
+            Ending::Refused(problem) => {
+                let cause = if problem.code == Code::Cancelled { Cause::Cancelled } else { Cause::Exit };
+                let exit = if problem.code == Code::Cancelled { 130 } else { 127 };
+                outcome(cause, exit, problem.session_state, Some(problem))
+            }
+            Ending::RunnerGone => outcome(Cause::Signal, 137, lost, Some(crashed("its processes were killed from inside", is_run))),
+            Ending::Done { exit, exception } => {
+                let kept = SessionState::Preserved;
+                let hit = if exit == 0 { None } else { self.limit_hit(number) };
+                let mut result = match stopped {
+                    Some(cause) => outcome(cause, stop_code(cause), kept, Some(self.stopped_problem(number, cause, kept))),
+                    None => match hit {
+                        Some(cause) => outcome(cause, exit, kept, Some(limit_problem(cause))),
+                        None => outcome(Cause::Exit, exit, kept, None),
+                    },
+                };
+                result.exception = exception;
+                result
+            }
+            Ending::Ended { status, left, .. } => {
+                receipt.processes = left;
+                let signal = status & 0x7f;
+                let exit = if signal == 0 { status >> 8 & 0xff } else { 128 + signal };
+                let hit = if exit == 0 { None } else { self.limit_hit(number) };
+                let mut result = match (stopped, hit) {
+                    (Some(cause), _) => outcome(cause, stop_code(cause), lost, Some(self.stopped_problem(number, cause, lost))),
+                    (None, Some(cause)) => outcome(cause, exit, lost, Some(limit_problem(cause))),
+                    (None, None) if signal == SIGXFSZ => outcome(Cause::Disk, exit, lost, Some(limit_problem(Cause::Disk))),
+                    (None, None) if signal != 0 => {
+                        outcome(Cause::Signal, exit, lost, Some(crashed(&format!("ended by signal {signal}"), is_run)))
+                    }
+                    (None, None) if is_run => {
+                        let word = format!("the interpreter ended itself with exit code {exit}");
+                        outcome(Cause::Exit, exit, lost, Some(crashed(&word, true)))
+                    }
+                    (None, None) => outcome(Cause::Exit, exit, lost, None),
+                };
+                result.signal = (signal != 0).then_some(signal);
+                result
+            }
+        };
+        result.receipt = receipt;
+        result
+    }
+
+    fn stopped_problem(&self, number: u64, cause: Cause, state: SessionState) -> Problem {
+        let kept = if state == SessionState::Preserved {
+            "it was interrupted and the session's state is kept"
+        } else {
+            "it did not react to the interrupt and was killed, so the interpreter's state is lost; files are kept"
+        };
+        match cause {
+            Cause::Timeout => {
+                let limit = self.execs[&number].timeout.unwrap_or_default();
+                Problem::new(Code::Timeout, format!("the call ran longer than {limit:?}; {kept}"))
+                    .hint("give it more time (--timeout), or start it with `exec -d` and look at it later")
+            }
+            Cause::Disk => limit_problem(Cause::Disk),
+            _ => Problem::new(Code::Cancelled, format!("the call was cancelled; {kept}")),
+        }
+    }
+
+    /// Which limit a failed call ran into, if any.
+    fn limit_hit(&self, number: u64) -> Option<Cause> {
+        let State::Running(running) = &self.execs[&number].state else { return None };
+        let now = self.meters.read();
+        let grew = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
+        if grew(now.oom_kills, running.before.oom_kills) {
+            Some(Cause::Oom)
+        } else if grew(now.pids_refused, running.before.pids_refused) {
+            Some(Cause::Pids)
+        } else if self.workspace_is_full() {
+            Some(Cause::Disk)
+        } else {
+            None
+        }
+    }
+
+    fn workspace_is_full(&self) -> bool {
+        if let Some(watch) = &self.watch {
+            return watch.is_full();
+        }
+        rustix::fs::statvfs(&self.config.places.workspace)
+            .is_ok_and(|fs| fs.f_bavail * fs.f_frsize < 64 << 10 || (fs.f_files > 0 && fs.f_favail == 0))
+    }
+
+    fn receipt(&self, number: u64, ending: &Ending) -> Receipt {
+        let exec = &self.execs[&number];
+        let mut receipt = Receipt {
+            stdout_bytes: exec.output.total(Stream::Stdout),
+            stderr_bytes: exec.output.total(Stream::Stderr),
+            output_dropped: exec.output.dropped(),
+            ..Receipt::default()
+        };
+        let State::Running(running) = &exec.state else { return receipt };
+        receipt.duration_us = u64::try_from(running.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = self.meters.read();
+        let process = exec.process.and_then(|id| self.processes.get(&id));
+        let (others, usage) = match (process, ending) {
+            (Some(process), Ending::Done { .. }) => process::below(process.runner.child.pid, now.cpu_us.is_none()),
+            _ => (0, Usage::default()),
+        };
+        receipt.processes = others;
+        let (cpu, peak) = match ending {
+            Ending::Ended { cpu_us, peak_memory, .. } => (*cpu_us, *peak_memory),
+            _ => (usage.cpu_us, usage.peak_memory),
+        };
+        receipt.cpu_us = match (now.cpu_us, running.before.cpu_us) {
+            (Some(now), Some(before)) => now.saturating_sub(before),
+            _ => cpu.saturating_sub(running.usage_before.cpu_us),
+        };
+        receipt.peak_memory = self.meters.peak().unwrap_or(peak);
+        receipt
+    }
+
+    /// A runner's word about its process.
+    pub(crate) fn word(&mut self, id: u32, word: Word) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let role = process.role;
+        match word {
+            Word::Running => {}
+            Word::Failed(errno) => self.start_failed(id, errno),
+            Word::Ended { status, cpu_us, peak_memory, left } => {
+                process.ended = true;
+                self.drain(id);
+                let ending = Ending::Ended { status, cpu_us, peak_memory, left };
+                match role {
+                    Role::Exec(number) => self.finish(number, ending),
+                    Role::Interpreter => self.interpreter_gone(id, ending),
+                }
+            }
+        }
+    }
+
+    /// The line to a runner is closed: nothing is left below it, or user code has killed it.
+    pub(crate) fn runner_gone(&mut self, id: u32) {
+        let Some(process) = self.processes.get(&id) else { return };
+        let (role, ended, session) = (process.role, process.ended, process.session.clone());
+        self.drain(id);
+        if !ended {
+            if let Some(session) = self.sessions.get(&session) {
+                session.kill_orphans();
+            }
+            match role {
+                Role::Exec(number) => self.finish(number, Ending::RunnerGone),
+                Role::Interpreter => self.interpreter_gone(id, Ending::RunnerGone),
+            }
+        }
+        if let Some(process) = self.processes.remove(&id) {
+            for fd in [process.stdout, process.stderr].into_iter().flatten() {
+                self.poller.forget(&fd);
+            }
+            if let Some(input) = &process.stdin {
+                self.poller.forget(&input.fd);
+            }
+            self.poller.forget(&process.runner.orders);
+        }
+        self.unstall(id);
+        crate::serve::reap();
+    }
+}
+
+fn stop_code(cause: Cause) -> i32 {
+    match cause {
+        Cause::Timeout => 124,
+        Cause::Disk => 137,
+        _ => 130,
+    }
+}
+
+fn crashed(what: &str, is_run: bool) -> Problem {
+    let problem = Problem::new(Code::Crashed, what.to_owned());
+    if is_run { problem.hint("the next call starts a new interpreter; files in /workspace are kept") } else { problem }
+}
+
+fn limit_problem(cause: Cause) -> Problem {
+    match cause {
+        Cause::Oom => Problem::new(Code::Oom, "the sandbox's memory limit was reached and the kernel ended a process")
+            .hint("use less memory at once, or open the sandbox with a larger --memory"),
+        Cause::Pids => Problem::new(Code::Pids, "the sandbox's process limit was reached")
+            .hint("end processes that are no longer needed, or open the sandbox with a larger --pids"),
+        _ => Problem::new(Code::Disk, "the workspace is full")
+            .hint("delete files in /workspace, or open the sandbox with a larger --disk"),
+    }
+}

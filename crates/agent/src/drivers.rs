@@ -1,0 +1,69 @@
+//! The drivers, embedded, and how each language is started and asked. See docs/drivers.md.
+
+use std::{collections::BTreeMap, ffi::OsString, fs, io, path::Path};
+
+use carrel_proto::guest::{Interpreter, Language};
+use serde_json::json;
+
+const PYTHON: &str = include_str!("../drivers/python.py");
+const NODE: &str = include_str!("../drivers/node.js");
+const BASH: &str = include_str!("../drivers/bash.sh");
+
+fn file(language: Language) -> &'static str {
+    match language {
+        Language::Python => "python.py",
+        Language::Node => "node.js",
+        Language::Bash => "bash.sh",
+    }
+}
+
+/// Writes the drivers where user code can read them and nobody but the agent can write.
+pub(crate) fn install(run: &Path) -> io::Result<()> {
+    for (language, text) in [(Language::Python, PYTHON), (Language::Node, NODE), (Language::Bash, BASH)] {
+        fs::write(run.join(file(language)), text)?;
+    }
+    Ok(())
+}
+
+/// Command line and additional variables of one interpreter.
+pub(crate) fn command(
+    language: Language,
+    interpreter: &Interpreter,
+    run: &str,
+    env: &mut BTreeMap<String, String>,
+) -> Vec<OsString> {
+    let driver = format!("{run}/{}", file(language));
+    let program = interpreter.program.clone();
+    let words = match language {
+        Language::Python => {
+            env.insert("CARREL_SITE".into(), interpreter.site.join(":"));
+            vec![program, "-I".into(), "-S".into(), "-X".into(), "utf8".into(), driver]
+        }
+        Language::Node => vec![program, driver],
+        Language::Bash => vec![program, "--noprofile".into(), "--norc".into(), "/proc/self/fd/3".into()],
+    };
+    words.into_iter().map(OsString::from).collect()
+}
+
+/// What is sent once, before the first call.
+pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
+    match language {
+        Language::Bash => format!(". {run}/bash.sh\n").into_bytes(),
+        _ => Vec::new(),
+    }
+}
+
+/// One call. For bash the code goes to a file of this interpreter's own.
+pub(crate) fn request(language: Language, run: &str, interpreter: u32, id: u64, code: &str) -> io::Result<Vec<u8>> {
+    if language != Language::Bash {
+        let mut line = json!({ "id": id, "code": code }).to_string();
+        line.push('\n');
+        return Ok(line.into_bytes());
+    }
+    let path = format!("{run}/code-{interpreter}");
+    fs::write(&path, code)?;
+    Ok(format!(
+        "{{ __carrel_begin {id} {path}; }} 2>/dev/null\neval \"$__carrel_code\"\n{{ __carrel_done; }} 2>/dev/null\n"
+    )
+    .into_bytes())
+}

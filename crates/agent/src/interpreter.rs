@@ -1,0 +1,160 @@
+//! An interpreter: a process with a driver, its queue of calls, and the talk on its control pipes.
+
+use std::{
+    collections::VecDeque,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use carrel_proto::{guest::Language, outcome::Exception};
+use rustix::io::{Errno, read, write};
+use serde::Deserialize;
+
+/// How long an interpreter may take to say that it is ready.
+pub(crate) const START: Duration = Duration::from_secs(30);
+/// Longest line of a driver: the biggest picture. Beyond it the driver is not ours any more.
+const MAX_LINE: usize = 33 << 20;
+/// Output between calls that waits for the next one.
+const MAX_BACKGROUND: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Interpreter {
+    pub(crate) language: Language,
+    pub(crate) ready: bool,
+    pub(crate) started: Instant,
+    /// Calls that wait, by exec number.
+    pub(crate) queue: VecDeque<u64>,
+    pub(crate) current: Option<u64>,
+    pub(crate) requests: OwnedFd,
+    pub(crate) unsent: Vec<u8>,
+    pub(crate) replies: OwnedFd,
+    line: Vec<u8>,
+    /// So much of the line is known to hold no end.
+    scanned: usize,
+    /// Standard output and error that came while no call was under way.
+    pub(crate) background: [Background; 2],
+}
+
+/// The newest of what came between calls, and how much was too much.
+#[derive(Debug, Default)]
+pub(crate) struct Background {
+    bytes: Vec<u8>,
+    lost: usize,
+}
+
+impl Background {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.len() > MAX_BACKGROUND {
+            let excess = self.bytes.len() - MAX_BACKGROUND;
+            self.bytes.drain(..excess);
+            self.lost += excess;
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Vec<u8>> {
+        let Background { bytes, lost } = std::mem::take(self);
+        if bytes.is_empty() {
+            return None;
+        }
+        if lost == 0 {
+            return Some(bytes);
+        }
+        let mut all = format!("[carrel: {lost} bytes of output between calls were not kept]\n").into_bytes();
+        all.extend_from_slice(&bytes);
+        Some(all)
+    }
+}
+
+/// A line of a driver. User code shares the driver's process, so nothing in it is trusted.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Reply {
+    #[serde(default)]
+    pub(crate) id: u64,
+    #[serde(default)]
+    pub(crate) ready: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    pub(crate) display: Option<Box<serde_json::value::RawValue>>,
+    #[serde(default)]
+    pub(crate) done: Option<Done>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Done {
+    pub(crate) exit: i32,
+    #[serde(default)]
+    pub(crate) error: Option<Exception>,
+}
+
+/// What a read of the reply pipe brought.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Replies(Vec<Reply>),
+    /// The driver does not keep to its contract.
+    Nonsense(&'static str),
+    End,
+}
+
+impl Interpreter {
+    pub(crate) fn new(language: Language, requests: OwnedFd, replies: OwnedFd, greeting: Vec<u8>) -> Self {
+        Self {
+            language,
+            ready: false,
+            started: Instant::now(),
+            queue: VecDeque::new(),
+            current: None,
+            requests,
+            unsent: greeting,
+            replies,
+            line: Vec::new(),
+            scanned: 0,
+            background: Default::default(),
+        }
+    }
+
+    /// Sends what fits. `false`: there is more to send.
+    pub(crate) fn flush(&mut self) -> bool {
+        let mut done = 0;
+        while done < self.unsent.len() {
+            match write(&self.requests, &self.unsent[done..]) {
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                // The process is ending; its runner says the rest.
+                Err(_) => done = self.unsent.len(),
+            }
+        }
+        self.unsent.drain(..done);
+        self.unsent.is_empty()
+    }
+
+    pub(crate) fn hear(&mut self, scratch: &mut Vec<u8>) -> Heard {
+        scratch.resize(64 << 10, 0);
+        match read(&self.replies, scratch.as_mut_slice()) {
+            Ok(0) => return Heard::End,
+            Ok(count) => self.line.extend_from_slice(&scratch[..count]),
+            Err(Errno::AGAIN | Errno::INTR) => return Heard::Replies(Vec::new()),
+            Err(_) => return Heard::End,
+        }
+        let mut replies = Vec::new();
+        let mut start = 0;
+        while let Some(end) = self.line[self.scanned..].iter().position(|byte| *byte == b'\n') {
+            let end = self.scanned + end;
+            match serde_json::from_slice(&self.line[start..end]) {
+                Ok(reply) => replies.push(reply),
+                Err(_) => return Heard::Nonsense("a line that is not a reply"),
+            }
+            start = end + 1;
+            self.scanned = start;
+        }
+        self.line.drain(..start);
+        self.scanned = self.line.len();
+        if self.line.is_empty() {
+            self.line.shrink_to(64 << 10);
+        }
+        if self.line.len() > MAX_LINE {
+            return Heard::Nonsense("a line that does not end");
+        }
+        Heard::Replies(replies)
+    }
+}

@@ -1,0 +1,352 @@
+//! The runner: a small process around each interpreter and each exec that can end all of it.
+//!
+//! A runner lives in its session's pid namespace as the *subreaper* of the one process it starts: whatever that
+//! process leaves behind, also after `setsid` and double forks, becomes a child of the runner and of nobody else. So
+//! "the whole tree of a call" is always "everything below its runner". The session's init is a runner without a
+//! process of its own; it inherits what is left when user code kills a runner.
+//!
+//! Why stop before kill: a fork bomb makes children faster than one pass kills them. A stopped process cannot fork
+//! and keeps its place in the process count, so passes of SIGSTOP reach a state in which nothing new appears; then
+//! everything is killed at once.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
+};
+
+use carrel_jail::{
+    caps, confine,
+    confine::Confinement,
+    session,
+    sys::{self, Forked, SingleThread},
+    userns,
+};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::{Errno, read, write},
+    pipe::{PipeFlags, pipe_with},
+    process::{Signal, getpid, ioctl_tiocsctty, kill_process, kill_process_group, set_child_subreaper, setsid},
+};
+
+/// What to start, and with which descriptors.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) argv: Vec<OsString>,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) cwd: String,
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+    /// A driver's requests and replies, at 3 and 4.
+    pub(crate) control: Option<(OwnedFd, OwnedFd)>,
+    /// Standard input is a terminal to be led.
+    pub(crate) terminal: bool,
+    pub(crate) confinement: Confinement,
+    /// Whether the agent has capabilities to take away (not with weak isolation).
+    pub(crate) jailed: bool,
+}
+
+/// From the agent to a runner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// To the process group of the process that was started.
+    Signal(i32),
+    /// Everything below the runner.
+    Kill,
+}
+
+impl Order {
+    pub(crate) fn encode(self) -> [u8; 2] {
+        match self {
+            Order::Signal(signal) => [b'S', u8::try_from(signal).unwrap_or(0)],
+            Order::Kill => [b'K', 0],
+        }
+    }
+}
+
+/// From a runner to the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Word {
+    Running,
+    /// It could not be started: the error's number.
+    Failed(i32),
+    /// The process has ended; `left` of its descendants still run.
+    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
+}
+
+const WORD: usize = 25;
+
+impl Word {
+    fn encode(self) -> [u8; WORD] {
+        let mut out = [0; WORD];
+        let (kind, number, cpu, peak, left) = match self {
+            Word::Running => (1, 0, 0, 0, 0),
+            Word::Failed(errno) => (2, errno, 0, 0, 0),
+            Word::Ended { status, cpu_us, peak_memory, left } => (3, status, cpu_us, peak_memory, left),
+        };
+        out[0] = kind;
+        out[1..5].copy_from_slice(&number.to_le_bytes());
+        out[5..13].copy_from_slice(&cpu.to_le_bytes());
+        out[13..21].copy_from_slice(&peak.to_le_bytes());
+        out[21..].copy_from_slice(&left.to_le_bytes());
+        out
+    }
+
+    /// `None`: the runner is gone. User code may kill it, never speak for it.
+    pub(crate) fn receive(from: &OwnedFd) -> Result<Option<Self>, Errno> {
+        let mut bytes = [0; WORD];
+        if read(from, &mut bytes)? != WORD {
+            return Ok(None);
+        }
+        let (kind, rest) = (bytes[0], &bytes[1..]);
+        let int = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&rest[at..at + 4]);
+            word
+        };
+        let long = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&rest[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Ok(match kind {
+            1 => Some(Word::Running),
+            2 => Some(Word::Failed(i32::from_le_bytes(int(0)))),
+            3 => Some(Word::Ended {
+                status: i32::from_le_bytes(int(0)),
+                cpu_us: long(4),
+                peak_memory: long(12),
+                left: u32::from_le_bytes(int(20)),
+            }),
+            _ => None,
+        })
+    }
+}
+
+/// Where a runner keeps its own descriptor to the agent, right behind those of its process.
+const ORDERS: i32 = 5;
+
+/// The runner's life. Starts the process, then waits until nothing of it is left.
+pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32 {
+    let Ok(orders) = arrange(orders, &launch) else { return 1 };
+    let _ = rustix::thread::set_name(c"carrel-runner");
+    let started = set_child_subreaper(Some(getpid()))
+        .map_err(io::Error::from)
+        .and_then(|()| sys::child_signals())
+        .and_then(|children| Ok((children, start(thread, &launch)?)));
+    let (children, main) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let _ = write(&orders, &Word::Failed(error.raw_os_error().unwrap_or(0)).encode());
+            return 1;
+        }
+    };
+    let _ = write(&orders, &Word::Running.encode());
+    harden(launch.jailed);
+    // Only the process itself holds its pipes now, so that the agent sees their end.
+    if let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) {
+        for number in 0..ORDERS {
+            let _ = sys::place(&null, number);
+        }
+    }
+    supervise(&orders, &children, Some(main))
+}
+
+/// The init of a session: reaps for ever.
+pub(crate) fn run_init(orders: OwnedFd, jailed: bool) -> i32 {
+    let Ok(high) = rustix::io::fcntl_dupfd_cloexec(&orders, 64) else { return 1 };
+    if sys::place(&high, ORDERS).is_err() || sys::close_from(6).is_err() {
+        return 1;
+    }
+    let _ = rustix::thread::set_name(c"carrel-init");
+    let (Ok(orders), Ok(children)) = (sys::inherited(ORDERS), sys::child_signals()) else { return 1 };
+    if let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) {
+        for number in 0..ORDERS {
+            let _ = sys::place(&null, number);
+        }
+    }
+    harden(jailed);
+    supervise(&orders, &children, None)
+}
+
+fn harden(jailed: bool) {
+    let _ = session::undumpable();
+    if jailed {
+        let _ = caps::reduce(caps::reaper());
+    }
+}
+
+/// Descriptors at their numbers, everything else of the agent's closed: this process is a fork of the agent and
+/// holds copies of all it has.
+fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
+    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
+    let mut all = vec![(high(&launch.stdin)?, 0), (high(&launch.stdout)?, 1), (high(&launch.stderr)?, 2)];
+    if let Some((requests, replies)) = &launch.control {
+        all.push((high(requests)?, 3));
+        all.push((high(replies)?, 4));
+    }
+    all.push((high(&orders)?, ORDERS));
+    for (fd, number) in &all {
+        sys::place(fd, *number)?;
+    }
+    if launch.control.is_none() {
+        // Nothing may be left of the agent's at 3 and 4.
+        let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+        let null = rustix::io::fcntl_dupfd_cloexec(null, 64)?;
+        sys::place(&null, 3)?;
+        sys::place(&null, 4)?;
+    }
+    std::mem::forget(all);
+    std::mem::forget(orders);
+    sys::close_from(6)?;
+    sys::inherited(ORDERS)
+}
+
+/// Forks and executes; comes back when the new program runs or has failed to.
+fn start(thread: &SingleThread, launch: &Launch) -> io::Result<i32> {
+    let (failed, fail) = pipe_with(PipeFlags::CLOEXEC)?;
+    match sys::fork(thread, 0, None)? {
+        Forked::Child => {
+            let error = become_program(launch);
+            let _ = write(&fail, &error.raw_os_error().unwrap_or(libc_eio()).to_le_bytes());
+            sys::exit_now(127)
+        }
+        Forked::Parent { pid, .. } => {
+            drop(fail);
+            let mut errno = [0; 4];
+            match read(&failed, &mut errno)? {
+                4 => Err(io::Error::from_raw_os_error(i32::from_le_bytes(errno))),
+                _ => Ok(pid),
+            }
+        }
+    }
+}
+
+fn libc_eio() -> i32 {
+    Errno::IO.raw_os_error()
+}
+
+fn become_program(launch: &Launch) -> io::Error {
+    let prepare = || -> io::Result<()> {
+        sys::reset_signals()?;
+        setsid()?;
+        if launch.terminal {
+            ioctl_tiocsctty(rustix::stdio::stdin())?;
+        }
+        sys::close_on_exec_from(if launch.control.is_some() { 5 } else { 3 })?;
+        if launch.jailed { confine::apply(&launch.confinement) } else { confine::apply_weak(&launch.confinement) }
+    };
+    if let Err(error) = prepare() {
+        crate::say(&format!("confining a process: {error}"));
+        return error;
+    }
+    if let Err(error) = std::env::set_current_dir(&launch.cwd) {
+        return error;
+    }
+    Command::new(&launch.argv[0]).args(&launch.argv[1..]).env_clear().envs(&launch.env).exec()
+}
+
+/// Reaps and obeys. A runner ends when nothing is left below it; an init never does.
+fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
+    let mut alive = main;
+    loop {
+        let mut left = false;
+        loop {
+            match sys::reap() {
+                Ok(None) => {
+                    left = true;
+                    break;
+                }
+                Ok(Some(reaped)) if Some(reaped.pid) == alive => {
+                    alive = None;
+                    let word = Word::Ended {
+                        status: reaped.status,
+                        cpu_us: reaped.cpu_us,
+                        peak_memory: reaped.peak_memory,
+                        left: u32::try_from(descendants().len()).unwrap_or(u32::MAX),
+                    };
+                    let _ = write(orders, &word.encode());
+                }
+                Ok(Some(_)) => {}
+                Err(_) => break,
+            }
+        }
+        if main.is_some() && !left {
+            return 0;
+        }
+        let mut ready = [PollFd::new(orders, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
+        if poll(&mut ready, None).is_err() {
+            continue;
+        }
+        if ready[1].revents().contains(PollFlags::IN) {
+            // The content of the signal does not matter: every child is looked at.
+            let _ = read(children, &mut [0; 128]);
+        }
+        if !ready[0].revents().is_empty() {
+            let mut order = [0; 2];
+            match read(orders.as_fd(), &mut order) {
+                Ok(2) if order[0] == b'K' => kill_all(),
+                Ok(2) => {
+                    if let (Some(main), Some(signal)) = (alive, Signal::from_named_raw(order[1].into())) {
+                        let _ = kill_process_group(userns::pid(main), signal);
+                    }
+                }
+                Ok(_) | Err(Errno::PIPE) => return 1,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Passes of SIGSTOP that find nothing new are enough; a bound all the same.
+const PASSES: usize = 64;
+
+fn kill_all() {
+    let mut seen = 0;
+    for _ in 0..PASSES {
+        let now = descendants();
+        for pid in &now {
+            let _ = kill_process(userns::pid(*pid), Signal::STOP);
+        }
+        if now.len() <= seen {
+            break;
+        }
+        seen = now.len();
+    }
+    for pid in descendants() {
+        let _ = kill_process(userns::pid(pid), Signal::KILL);
+    }
+}
+
+/// Every process below this one.
+fn descendants() -> Vec<i32> {
+    let mut parents: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(stat) = fs::read(entry.path().join("stat")) else { continue };
+        // The name in parentheses may hold anything; what follows its last parenthesis is fixed.
+        let Some(end) = stat.iter().rposition(|byte| *byte == b')') else { continue };
+        let rest = String::from_utf8_lossy(&stat[end + 1..]);
+        let mut fields = rest.split_whitespace();
+        let (state, parent) = (fields.next(), fields.next().and_then(|field| field.parse().ok()));
+        if let Some(parent) = parent
+            && state != Some("Z")
+        {
+            parents.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut all = Vec::new();
+    let mut todo = vec![getpid().as_raw_nonzero().get()];
+    while let Some(pid) = todo.pop() {
+        let children = parents.remove(&pid).unwrap_or_default();
+        all.extend(&children);
+        todo.extend(&children);
+    }
+    all
+}

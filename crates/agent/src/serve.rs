@@ -1,0 +1,572 @@
+//! The agent's one loop: sleeps until something is ready, passes it on, ends the box when its time is over.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use carrel_files::Root;
+use carrel_jail::sys::{self, SingleThread};
+use carrel_proto::{
+    frame::{Body, Stream},
+    guest::{AgentConfig, EndReason},
+    id::{ExecId, SessionName},
+    message::{Event, Request},
+    outcome::Outcome,
+    problem::{Code, Problem},
+};
+use rustix::io::Errno;
+
+use crate::{
+    calls::Exec,
+    connection::{self, Connection},
+    disk::Watch,
+    drivers,
+    interpreter::Interpreter,
+    meters::Meters,
+    poll::{Poller, Token},
+    process::{self, Piece, Process, Role},
+    runner::Word,
+    session::Session,
+};
+
+/// The descriptor that the stage hands the configuration over on.
+const CONFIG: i32 = 3;
+/// Callers at once: a daemon needs one, a handful of CLI calls a few.
+const MAX_CONNECTIONS: usize = 256;
+/// A caller this far behind slows the code down, as a full pipe would.
+const PAUSE: usize = 2 << 20;
+
+pub(crate) struct Agent {
+    pub(crate) config: AgentConfig,
+    pub(crate) thread: SingleThread,
+    pub(crate) poller: Poller,
+    listener: UnixListener,
+    pub(crate) meters: Meters,
+    pub(crate) watch: Option<Watch>,
+    pub(crate) root: Option<Root>,
+    pub(crate) connections: BTreeMap<u32, Connection>,
+    pub(crate) sessions: BTreeMap<SessionName, Session>,
+    pub(crate) processes: BTreeMap<u32, Process>,
+    /// By the number of their process.
+    pub(crate) interpreters: BTreeMap<u32, Interpreter>,
+    /// By number; [`ExecId::numbered`] is their name.
+    pub(crate) execs: BTreeMap<u64, Exec>,
+    pub(crate) waits: Vec<Wait>,
+    next_number: u32,
+    pub(crate) next_exec: u64,
+    pub(crate) started: Instant,
+    pub(crate) last_activity: Instant,
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) ending: Option<EndReason>,
+}
+
+/// A caller that waits for an end.
+pub(crate) struct Wait {
+    pub(crate) connection: u32,
+    pub(crate) tag: u32,
+    pub(crate) exec: u64,
+    pub(crate) deadline: Instant,
+}
+
+/// Pid 1 collects what nobody waits for: runners that ended, and orphans of sessions that were closed.
+pub(crate) fn reap() {
+    while let Ok(Some(_)) = sys::reap() {}
+}
+
+/// Reads the configuration and serves until the end.
+pub(crate) fn run() -> io::Result<()> {
+    let thread = SingleThread::witness()?;
+    sys::ignore_sigpipe();
+    let mut text = String::new();
+    File::from(sys::inherited(CONFIG)?).read_to_string(&mut text)?;
+    let config: AgentConfig = serde_json::from_str(&text)?;
+    let listener = UnixListener::from(sys::inherited(config.listener)?);
+    listener.set_nonblocking(true)?;
+    drivers::install(Path::new(&config.places.run))?;
+    let meters = Meters::new(&config.meters);
+    let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
+    let poller = Poller::new()?;
+    poller.readable(&listener, Token::Listener)?;
+    let now = Instant::now();
+    let mut agent = Agent {
+        config,
+        thread,
+        poller,
+        listener,
+        meters,
+        watch,
+        root: None,
+        connections: BTreeMap::new(),
+        sessions: BTreeMap::new(),
+        processes: BTreeMap::new(),
+        interpreters: BTreeMap::new(),
+        execs: BTreeMap::new(),
+        waits: Vec::new(),
+        next_number: 1,
+        next_exec: 1,
+        started: now,
+        last_activity: now,
+        scratch: Vec::new(),
+        ending: None,
+    };
+    agent.serve()
+}
+
+impl Agent {
+    pub(crate) fn number(&mut self) -> u32 {
+        let number = self.next_number;
+        self.next_number = self.next_number.wrapping_add(1);
+        number
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            let timeout = self.due();
+            if let Some(reason) = self.ending {
+                return self.end(reason);
+            }
+            let ready = self.poller.wait(timeout)?;
+            if ready.is_empty() && self.running() == 0 {
+                // Quiet: give back what big output needed.
+                self.scratch = Vec::new();
+            }
+            for token in ready {
+                self.handle(token);
+            }
+        }
+    }
+
+    /// Does what is due by the clock; says how long to sleep.
+    fn due(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let mut next = self.tick(now);
+        let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
+        let expired: Vec<usize> =
+            self.waits.iter().enumerate().filter(|(_, wait)| wait.deadline <= now).map(|(at, _)| at).collect();
+        for at in expired.into_iter().rev() {
+            let wait = self.waits.swap_remove(at);
+            self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
+        }
+        self.waits.iter().for_each(|wait| sooner(wait.deadline));
+        for interpreter in self.interpreters.values().filter(|interpreter| !interpreter.ready) {
+            sooner(interpreter.started + crate::interpreter::START);
+        }
+        self.give_up_slow_starts(now);
+        let busy = self.execs.values().any(|exec| exec.outcome().is_none());
+        if let Some(watch) = &mut self.watch
+            && let Some(due) = watch.due
+        {
+            if !busy {
+                watch.due = None;
+            } else if due <= now {
+                let over = watch.check(now);
+                watch.due.into_iter().for_each(&mut sooner);
+                if over {
+                    self.disk_is_over();
+                }
+            } else {
+                sooner(due);
+            }
+        }
+        let lifetime = self.started + Duration::from_secs(self.config.max_lifetime_s);
+        let idle = self.last_activity + Duration::from_secs(self.config.idle_timeout_s);
+        if lifetime <= now {
+            self.ending.get_or_insert(EndReason::Lifetime);
+        } else if !busy && idle <= now {
+            self.ending.get_or_insert(EndReason::Idle);
+        }
+        sooner(lifetime);
+        if !busy {
+            sooner(idle);
+        }
+        next.map(|next| next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Says why, then lets the kernel end everything in the box with its pid 1.
+    fn end(&mut self, reason: EndReason) -> io::Result<()> {
+        let path = PathBuf::from(&self.config.places.spool).join("ended.json");
+        if let Ok(text) = serde_json::to_vec(&reason) {
+            let _ = std::fs::write(path, text);
+        }
+        if !self.config.namespaces {
+            // No namespace that dies with us: every runner has to take its own with it.
+            for process in self.processes.values() {
+                process.runner.order(crate::runner::Order::Kill);
+            }
+        }
+        for connection in self.connections.values_mut() {
+            connection.flush();
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, token: Token) {
+        match token {
+            Token::Listener => {
+                while let Some(socket) = connection::accept(&self.listener) {
+                    if self.connections.len() >= MAX_CONNECTIONS {
+                        continue;
+                    }
+                    let number = self.number();
+                    if self.poller.readable(&socket, Token::Connection(number)).is_ok() {
+                        self.connections.insert(number, Connection::new(socket));
+                    }
+                }
+            }
+            Token::Connection(number) => self.hear_caller(number),
+            Token::Runner(id) => {
+                let Some(process) = self.processes.get(&id) else { return };
+                match Word::receive(&process.runner.orders) {
+                    Ok(Some(word)) => self.word(id, word),
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    Ok(None) | Err(_) => self.runner_gone(id),
+                }
+            }
+            Token::Stdout(id) => self.hear_stream(id, Stream::Stdout),
+            Token::Stderr(id) => self.hear_stream(id, Stream::Stderr),
+            Token::Stdin(id) => self.feed(id),
+            Token::Replies(id) => self.hear_driver(id),
+            Token::Requests(id) => {
+                if let Some(interpreter) = self.interpreters.get_mut(&id)
+                    && interpreter.flush()
+                {
+                    self.poller.forget(&interpreter.requests);
+                }
+            }
+        }
+    }
+
+    /// Frames of one caller.
+    fn hear_caller(&mut self, number: u32) {
+        let Some(caller) = self.connections.get_mut(&number) else { return };
+        if caller.waiting {
+            self.pump(number);
+        }
+        let Some(caller) = self.connections.get_mut(&number) else { return };
+        if caller.stalled.is_some() {
+            return;
+        }
+        if !caller.fill() {
+            return self.hang_up(number);
+        }
+        self.hear_frames(number);
+    }
+
+    /// Every whole frame that has come, unless the caller has to wait.
+    fn hear_frames(&mut self, number: u32) {
+        loop {
+            let Some(caller) = self.connections.get_mut(&number) else { return };
+            if caller.stalled.is_some() {
+                return;
+            }
+            let (tag, request) = match caller.decoder.next() {
+                Ok(None) => return,
+                Err(_) => return self.hang_up(number),
+                Ok(Some(frame)) => match frame.body {
+                    Body::Message(_) => (frame.tag, frame.body.parse::<Request>()),
+                    Body::Data { stream: Stream::Stdin, bytes, .. } => {
+                        let (tag, bytes) = (frame.tag, bytes.to_vec());
+                        self.input(number, tag, &bytes);
+                        continue;
+                    }
+                    Body::Data { .. } => return self.hang_up(number),
+                },
+            };
+            match request {
+                Ok(request) => self.request(number, tag, request),
+                Err(error) => {
+                    let problem = Problem::new(Code::Protocol, error.to_string());
+                    self.reply(number, tag, &Event::Failed(problem));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn hang_up(&mut self, number: u32) {
+        let Some(caller) = self.connections.remove(&number) else { return };
+        self.poller.forget(&caller.socket);
+        self.waits.retain(|wait| wait.connection != number);
+        for follower in caller.followers {
+            let Some(exec) = self.exec_number(&follower.exec) else { continue };
+            if follower.cancel_on_disconnect {
+                self.stop(exec, carrel_proto::outcome::Cause::Cancelled);
+            }
+            self.resume(exec);
+        }
+    }
+
+    pub(crate) fn reply(&mut self, number: u32, tag: u32, event: &Event) {
+        if let Some(caller) = self.connections.get_mut(&number) {
+            caller.send(tag, event);
+            self.pump(number);
+        }
+    }
+
+    /// Sends a caller what it follows, as far as its socket takes it.
+    pub(crate) fn pump(&mut self, number: u32) {
+        loop {
+            let Some(caller) = self.connections.get_mut(&number) else { return };
+            let mut more = false;
+            let mut at = 0;
+            while at < caller.followers.len() {
+                let mut over = false;
+                while caller.has_room() {
+                    let follower = &caller.followers[at];
+                    let Some(exec) = number_of(&follower.exec).and_then(|exec| self.execs.get(&exec)) else {
+                        over = true;
+                        break;
+                    };
+                    let (tag, next) = (follower.tag, follower.next);
+                    if follower.until.is_some_and(|until| next >= until) {
+                        caller.send(tag, &Event::Attached { next });
+                        over = true;
+                        break;
+                    }
+                    match exec.output.get(next) {
+                        Ok(Some(chunk)) => {
+                            caller.send_chunk(tag, chunk.stream, chunk.number, chunk.offset, &chunk.bytes);
+                            caller.followers[at].next = chunk.number + 1;
+                            more = true;
+                        }
+                        Ok(None) => {
+                            if let Some(outcome) = exec.outcome() {
+                                caller.send(tag, &Event::Finished(outcome.clone()));
+                                over = true;
+                            }
+                            break;
+                        }
+                        Err(error) => {
+                            let problem = Problem::internal(format!("reading kept output: {error}"));
+                            caller.send(tag, &Event::Failed(problem));
+                            over = true;
+                            break;
+                        }
+                    }
+                }
+                if over {
+                    caller.followers.swap_remove(at);
+                } else {
+                    at += 1;
+                }
+            }
+            if !caller.flush() {
+                return self.hang_up(number);
+            }
+            let blocked = caller.unsent() > 0;
+            if blocked != caller.waiting {
+                caller.waiting = blocked;
+                let reading = caller.stalled.is_none();
+                let _ = self.poller.change(&caller.socket, Token::Connection(number), reading, blocked);
+            }
+            if blocked || !more {
+                break;
+            }
+        }
+        let followed: Vec<u64> = self.connections.get(&number).map_or_else(Vec::new, |caller| {
+            caller.followers.iter().filter_map(|follower| number_of(&follower.exec)).collect()
+        });
+        for exec in followed {
+            self.resume(exec);
+        }
+    }
+
+    /// Tells everyone who follows or waits that an exec has ended.
+    pub(crate) fn tell(&mut self, exec: u64, outcome: &Outcome) {
+        let (done, waits) = std::mem::take(&mut self.waits).into_iter().partition(|wait: &Wait| wait.exec == exec);
+        self.waits = waits;
+        for wait in done {
+            self.reply(wait.connection, wait.tag, &Event::Waited { outcome: Some(outcome.clone()) });
+        }
+        self.pump_followers(exec);
+    }
+
+    pub(crate) fn pump_followers(&mut self, exec: u64) {
+        let name = ExecId::numbered(exec);
+        let callers: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, caller)| caller.followers.iter().any(|follower| follower.exec == name))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in callers {
+            self.pump(number);
+        }
+    }
+
+    /// The run or exec that a process's output belongs to now.
+    fn target(&self, id: u32) -> Option<u64> {
+        match self.processes.get(&id)?.role {
+            Role::Exec(number) => Some(number),
+            Role::Interpreter => self.interpreters.get(&id)?.current,
+        }
+    }
+
+    fn hear_stream(&mut self, id: u32, stream: Stream) {
+        self.take_piece(id, stream, usize::MAX);
+        if let Some(exec) = self.target(id) {
+            self.pump_followers(exec);
+            self.settle(exec, id);
+        }
+    }
+
+    /// Moves one piece of a stream to its exec. `false`: nothing there.
+    fn take_piece(&mut self, id: u32, stream: Stream, most: usize) -> bool {
+        let Some(process) = self.processes.get_mut(&id) else { return false };
+        let fd = match stream {
+            Stream::Stderr => &mut process.stderr,
+            _ => &mut process.stdout,
+        };
+        let Some(open) = fd else { return false };
+        match process::take(open, &mut self.scratch, most) {
+            Piece::Nothing => false,
+            Piece::End => {
+                self.poller.forget(&*open);
+                *fd = None;
+                false
+            }
+            Piece::Bytes(bytes) => {
+                let stream = if process.terminal { Stream::Pty } else { stream };
+                match self.target(id) {
+                    Some(exec) => {
+                        if let Some(exec) = self.execs.get_mut(&exec) {
+                            exec.output.push(stream, bytes);
+                        }
+                    }
+                    None => {
+                        if let Some(interpreter) = self.interpreters.get_mut(&id) {
+                            interpreter.background[usize::from(stream == Stream::Stderr)].add(&bytes);
+                        }
+                    }
+                }
+                true
+            }
+        }
+    }
+
+    /// Takes what a process has written up to now, and no more: something in the background may write for ever.
+    pub(crate) fn drain(&mut self, id: u32) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let Some(process) = self.processes.get(&id) else { return };
+            let fd = if stream == Stream::Stdout { &process.stdout } else { &process.stderr };
+            let mut left = fd.as_ref().map_or(0, process::available);
+            while left > 0 {
+                let before = left;
+                left = left.saturating_sub(carrel_proto::frame::MAX_DATA);
+                if !self.take_piece(id, stream, before) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Output goes to the spool; a caller far behind makes the code wait.
+    fn settle(&mut self, number: u64, id: u32) {
+        let name = ExecId::numbered(number);
+        let primary = self
+            .connections
+            .values()
+            .flat_map(|caller| &caller.followers)
+            .filter(|follower| follower.primary && follower.exec == name)
+            .map(|follower| follower.next)
+            .min();
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        if let Err(error) = exec.output.settle(primary) {
+            crate::say(&format!("keeping output: {error}"));
+        }
+        let behind = primary.map_or(0, |next| exec.output.behind(next));
+        if behind > PAUSE
+            && let Some(process) = self.processes.get_mut(&id)
+            && !process.paused
+        {
+            process.paused = true;
+            // Taken out altogether: a stream whose writers are gone would report that for ever.
+            for fd in [&process.stdout, &process.stderr].into_iter().flatten() {
+                self.poller.forget(fd);
+            }
+        }
+    }
+
+    /// Reads on from a process that was made to wait, once its caller has caught up or gone.
+    fn resume(&mut self, number: u64) {
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        let Some(id) = exec.process else { return };
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        if !process.paused {
+            return;
+        }
+        let name = ExecId::numbered(number);
+        let primary = self
+            .connections
+            .values()
+            .flat_map(|caller| &caller.followers)
+            .filter(|follower| follower.primary && follower.exec == name)
+            .map(|follower| follower.next)
+            .min();
+        if primary.is_some_and(|next| exec.output.behind(next) > PAUSE / 2) {
+            return;
+        }
+        process.paused = false;
+        if let Some(fd) = &process.stdout {
+            let _ = self.poller.readable(fd, Token::Stdout(id));
+        }
+        if let Some(fd) = &process.stderr {
+            let _ = self.poller.readable(fd, Token::Stderr(id));
+        }
+        let _ = exec.output.settle(primary);
+    }
+
+    /// Feeds a process what its caller has sent.
+    pub(crate) fn feed(&mut self, id: u32) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        let Some(input) = &mut process.stdin else { return self.unstall(id) };
+        match input.flush() {
+            Ok(false) => {
+                // Registered once; being registered already is as good.
+                let _ = self.poller.writable(&input.fd, Token::Stdin(id));
+            }
+            Ok(true) => {
+                self.poller.forget(&input.fd);
+                if input.closing {
+                    process.stdin = None;
+                }
+            }
+            Err(_) => {
+                self.poller.forget(&input.fd);
+                process.stdin = None;
+            }
+        }
+        if !self.processes.get(&id).and_then(|process| process.stdin.as_ref()).is_some_and(process::Input::is_full) {
+            self.unstall(id);
+        }
+    }
+
+    /// Hears callers again that had to wait for this process to take its input.
+    pub(crate) fn unstall(&mut self, id: u32) {
+        let stalled: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, caller)| caller.stalled == Some(id))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in stalled {
+            let Some(caller) = self.connections.get_mut(&number) else { continue };
+            caller.stalled = None;
+            let _ = self.poller.change(&caller.socket, Token::Connection(number), true, caller.waiting);
+            self.hear_frames(number);
+        }
+    }
+
+    pub(crate) fn exec_number(&self, name: &ExecId) -> Option<u64> {
+        number_of(name).filter(|number| self.execs.contains_key(number))
+    }
+}
+
+/// The number in an exec's name.
+pub(crate) fn number_of(name: &ExecId) -> Option<u64> {
+    name.as_str().strip_prefix("ex_")?.parse().ok()
+}

@@ -1,0 +1,113 @@
+//! Sessions of a box: their namespaces, directory and variables.
+
+use std::{collections::BTreeMap, io, os::fd::OwnedFd};
+
+use carrel_jail::{
+    confine::Confinement,
+    session::{self as namespace, Child},
+    sys::SingleThread,
+};
+use carrel_proto::guest::AgentConfig;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::runner::{self, Launch, Order};
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Pid 1 of the session's namespace; `None` with weak isolation.
+    init: Option<(Child, OwnedFd)>,
+    pub(crate) cwd: String,
+    pub(crate) env: BTreeMap<String, String>,
+}
+
+/// A started runner and the line to it.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    pub(crate) child: Child,
+    pub(crate) orders: OwnedFd,
+}
+
+impl Runner {
+    pub(crate) fn order(&self, order: Order) {
+        // A runner that is gone has nothing left to end.
+        let _ = rustix::io::write(&self.orders, &order.encode());
+    }
+}
+
+fn line() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+impl Session {
+    pub(crate) fn open(
+        thread: &SingleThread,
+        config: &AgentConfig,
+        cwd: String,
+        env: BTreeMap<String, String>,
+    ) -> io::Result<Self> {
+        let init = if config.namespaces {
+            let (mine, theirs) = line()?;
+            let child = namespace::fork_init(thread, &config.places.spool, &config.places.run, |ready| {
+                if let Err(error) = ready {
+                    crate::say(&format!("making a session: {error}"));
+                    return 1;
+                }
+                // The first byte says that the mounts are in place.
+                let _ = rustix::io::write(&theirs, b"!");
+                runner::run_init(theirs, true)
+            })?;
+            if rustix::io::read(&mine, &mut [0; 1]) != Ok(1) {
+                return Err(io::Error::other("the session's namespaces could not be made"));
+            }
+            Some((child, mine))
+        } else {
+            None
+        };
+        Ok(Self { init, cwd, env })
+    }
+
+    /// Starts a runner in this session.
+    pub(crate) fn start(&self, thread: &SingleThread, launch: Launch) -> io::Result<Runner> {
+        let (mine, theirs) = line()?;
+        let init = self.init.as_ref().map(|(child, _)| &child.pidfd);
+        let child = namespace::fork_into(thread, init, |inside| {
+            if let Err(error) = inside {
+                crate::say(&format!("entering a session: {error}"));
+                return 1;
+            }
+            runner::run(thread, theirs, launch)
+        })?;
+        Ok(Runner { child, orders: mine })
+    }
+
+    /// A runner was killed: what it left is now below the session's init, and nobody's any more.
+    pub(crate) fn kill_orphans(&self) {
+        if let Some((_, orders)) = &self.init {
+            let _ = rustix::io::write(orders, &Order::Kill.encode());
+        }
+    }
+
+    /// Ends everything in the session's namespace.
+    pub(crate) fn close(self) {
+        if let Some((child, _)) = &self.init {
+            let _ = rustix::process::pidfd_send_signal(&child.pidfd, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// How user code of this box is confined.
+pub(crate) fn confinement(config: &AgentConfig) -> Confinement {
+    let places = &config.places;
+    let own = [places.workspace.as_str(), places.home.as_str()];
+    let shared = ["/tmp", "/dev/shm", "/dev", "/project"];
+    // Without a mount namespace the host's own shared places are not ours to give.
+    let shared = if config.namespaces { &shared[..] } else { &["/dev/null", "/dev/zero", "/dev/tty"] };
+    Confinement {
+        user: config.user,
+        change_ids: config.namespaces && rustix::process::getuid().as_raw() != config.user.0,
+        writable: own.iter().chain(shared).map(|path| (*path).to_owned()).collect(),
+        nproc: config.nproc,
+        data: config.nproc.map(|_| config.limits.memory.0),
+        fsize: config.watch_disk.then_some(config.limits.disk.0),
+    }
+}

@@ -1,0 +1,246 @@
+//! Environments: what software a box has, as a plan of mounts.
+//!
+//! A preset shows the host's own `/usr` and interpreters. An artifact is a directory with `manifest.toml` and a
+//! root filesystem in `rootfs/`; its format is in docs/environments.md.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use carrel_jail::mounts::Step;
+use carrel_proto::{
+    guest::{Interpreter, Language, Places},
+    problem::{Code, Problem},
+};
+use serde::Deserialize;
+
+use crate::host::HostInterpreters;
+
+/// Software, resolved: what to mount and how to start each interpreter.
+#[derive(Debug, Clone)]
+pub struct Environment {
+    pub name: String,
+    /// The language of a run that names the environment and no language.
+    pub language: Language,
+    pub interpreters: BTreeMap<Language, Interpreter>,
+    pub variables: BTreeMap<String, String>,
+    pub software: Software,
+}
+
+#[derive(Debug, Clone)]
+pub enum Software {
+    Host { prefixes: Vec<PathBuf> },
+    Artifact { rootfs: PathBuf },
+}
+
+/// `manifest.toml` of an artifact.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    version: u32,
+    /// The language that runs when none is named.
+    default: Language,
+    interpreters: BTreeMap<Language, ManifestInterpreter>,
+    #[serde(default)]
+    variables: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ManifestInterpreter {
+    program: String,
+    #[serde(default)]
+    version: String,
+    #[serde(default)]
+    site: Vec<String>,
+}
+
+const MANIFEST_VERSION: u32 = 1;
+
+impl Environment {
+    /// The host's own software, with `language` as the default.
+    pub fn preset(name: &str, language: Language, host: &HostInterpreters) -> Self {
+        Self {
+            name: name.to_owned(),
+            language,
+            interpreters: host.interpreters.clone(),
+            variables: BTreeMap::new(),
+            software: Software::Host { prefixes: host.prefixes.clone() },
+        }
+    }
+
+    /// A sandbox artifact in `directory`.
+    pub fn artifact(name: &str, directory: &Path) -> Result<Self, Problem> {
+        let manifest_path = directory.join("manifest.toml");
+        let bad = |what: String| {
+            Problem::new(Code::Config, format!("environment `{name}`: {what}"))
+                .hint("docs/environments.md describes the format of an artifact")
+        };
+        let text = fs::read_to_string(&manifest_path)
+            .map_err(|error| bad(format!("{}: {error}", manifest_path.display())))?;
+        let manifest: Manifest =
+            toml::from_str(&text).map_err(|error| bad(format!("{}: {}", manifest_path.display(), error.message())))?;
+        if manifest.version != MANIFEST_VERSION {
+            return Err(bad(format!("its manifest has version {}, this carrel reads {MANIFEST_VERSION}", manifest.version)));
+        }
+        if !manifest.interpreters.contains_key(&manifest.default) {
+            return Err(bad(format!("its default language {} has no interpreter", manifest.default.as_str())));
+        }
+        let rootfs = fs::canonicalize(directory.join("rootfs"))
+            .map_err(|error| bad(format!("{}: {error}", directory.join("rootfs").display())))?;
+        let mut interpreters = BTreeMap::new();
+        for (language, given) in manifest.interpreters {
+            if !given.program.starts_with('/') {
+                return Err(bad(format!("the program of {} must be an absolute path inside rootfs", language.as_str())));
+            }
+            let ManifestInterpreter { program, version, site } = given;
+            interpreters.insert(language, Interpreter { program, version, site, missing: String::new() });
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            language: manifest.default,
+            interpreters,
+            variables: manifest.variables,
+            software: Software::Artifact { rootfs },
+        })
+    }
+
+    /// Variables of every session: a clean set, nothing of the caller's own.
+    pub fn session_variables(&self) -> BTreeMap<String, String> {
+        let mut path: Vec<String> = Vec::new();
+        for interpreter in self.interpreters.values().filter(|interpreter| !interpreter.program.is_empty()) {
+            if let Some(directory) = Path::new(&interpreter.program).parent() {
+                path.push(directory.to_string_lossy().into_owned());
+            }
+        }
+        path.extend(["/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"].map(str::to_owned));
+        let mut seen = std::collections::BTreeSet::new();
+        path.retain(|directory| seen.insert(directory.clone()));
+        let mut all: BTreeMap<String, String> =
+            [("LANG", "C.UTF-8"), ("USER", "user"), ("LOGNAME", "user"), ("SHELL", "/bin/bash"), ("TERM", "dumb")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into();
+        all.insert("PATH".into(), path.join(":"));
+        all.extend(self.variables.clone());
+        all
+    }
+
+    /// The mounts that bring the software into a box.
+    pub(crate) fn plan(&self) -> Vec<Step> {
+        match &self.software {
+            Software::Host { prefixes } => host_plan(prefixes),
+            Software::Artifact { rootfs } => artifact_plan(rootfs),
+        }
+    }
+}
+
+fn bind(source: &Path, target: &str) -> Step {
+    let source = source.to_string_lossy().into_owned();
+    Step::Bind { source, target: target.to_owned(), writable: false, device: false }
+}
+
+/// A top-level entry as the root has it: a link stays a link.
+fn same(root: &Path, name: &str) -> Option<Step> {
+    let source = root.join(name);
+    let meta = fs::symlink_metadata(&source).ok()?;
+    let target = format!("/{name}");
+    if meta.is_symlink() {
+        let link = fs::read_link(&source).ok()?.to_string_lossy().into_owned();
+        return Some(Step::Symlink { target, link });
+    }
+    Some(bind(&source, &target))
+}
+
+/// Of the host's `/etc`, only what programs need to work and nobody minds being read.
+const ETC: &[&str] = &[
+    "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
+    "host.conf", "inputrc", "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "mime.types",
+    "os-release", "perl", "pki", "profile.d", "protocols", "python3", "python3.11", "python3.12", "python3.13", "services", "ssl",
+    "terminfo", "timezone",
+];
+
+fn host_plan(prefixes: &[PathBuf]) -> Vec<Step> {
+    let mut plan = Vec::new();
+    for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
+        plan.extend(same(Path::new("/"), name));
+    }
+    plan.extend(ETC.iter().filter_map(|name| {
+        let source = Path::new("/etc").join(name);
+        source.exists().then(|| bind(&source, &format!("/etc/{name}")))
+    }));
+    plan.extend(prefixes.iter().map(|prefix| bind(prefix, &prefix.to_string_lossy())));
+    plan.extend(accounts());
+    plan
+}
+
+/// Places a box makes itself, whatever a root filesystem has there.
+const OWN: &[&str] = &["dev", "proc", "sys", "tmp", "run", "home", "workspace", "project"];
+
+fn artifact_plan(rootfs: &Path) -> Vec<Step> {
+    let mut names: Vec<String> = fs::read_dir(rootfs)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !OWN.contains(&name.as_str()))
+        .collect();
+    names.sort();
+    let mut plan: Vec<Step> = names.iter().filter_map(|name| same(rootfs, name)).collect();
+    if !rootfs.join("etc").exists() {
+        plan.extend(accounts());
+    }
+    plan
+}
+
+fn accounts() -> Vec<Step> {
+    let file = |name: &str, content: &str| Step::File { target: format!("/etc/{name}"), content: content.to_owned() };
+    vec![
+        file("passwd", "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/home/user:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"),
+        file("group", "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
+        file("hosts", "127.0.0.1 localhost carrel\n::1 localhost\n"),
+        file("hostname", "carrel\n"),
+        file("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+        file("resolv.conf", ""),
+    ]
+}
+
+/// What every box has besides its software. `memory` bounds what temporary files may take of it.
+pub(crate) fn common_plan(agent: &Path, workspace: &Path, spool: &Path, memory: u64) -> Vec<Step> {
+    let tmpfs = |target: &str, size: u64, mode: u32, user: bool| Step::Tmpfs { target: target.to_owned(), size, mode, user };
+    let writable = |source: &Path, target: &str| Step::Bind {
+        source: source.to_string_lossy().into_owned(),
+        target: target.to_owned(),
+        writable: true,
+        device: false,
+    };
+    let link = |target: &str, link: &str| Step::Symlink { target: target.to_owned(), link: link.to_owned() };
+    let mut plan = vec![
+        Step::Proc { target: "/proc".into() },
+        tmpfs("/dev", 64 << 10, 0o755, false),
+        tmpfs("/tmp", memory / 4, 0o1777, false),
+        tmpfs(Places::HOME, memory / 4, 0o755, true),
+        tmpfs("/dev/shm", memory / 4, 0o1777, false),
+        Step::Devpts { target: "/dev/pts".into() },
+        link("/dev/ptmx", "pts/ptmx"),
+        link("/dev/fd", "/proc/self/fd"),
+        link("/dev/stdin", "/proc/self/fd/0"),
+        link("/dev/stdout", "/proc/self/fd/1"),
+        link("/dev/stderr", "/proc/self/fd/2"),
+        // Code files of bash are written here, at most one per interpreter.
+        tmpfs(Places::RUN, 64 << 20, 0o755, false),
+        bind(agent, Places::AGENT),
+        writable(spool, Places::SPOOL),
+        writable(workspace, Places::WORKSPACE),
+        link("/var/tmp", "/tmp"),
+        link("/var/run", "/run"),
+    ];
+    plan.extend(["null", "zero", "full", "random", "urandom", "tty"].map(|name| Step::Bind {
+        source: format!("/dev/{name}"),
+        target: format!("/dev/{name}"),
+        writable: true,
+        device: true,
+    }));
+    plan
+}

@@ -1,0 +1,321 @@
+//! The default backend: namespaces of the host's own kernel.
+
+use std::{
+    fs, io,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use carrel_jail::{
+    cgroup::Hierarchy,
+    mounts::Step,
+    stage::{self, BoxSpec, Failure, Isolation, Report},
+    userns::{self, Ids},
+    workspace::{self, Kind},
+};
+use carrel_proto::{
+    guest::{AgentConfig, Meters, Places},
+    id::SandboxId,
+    limits::{Enforced, Enforcement},
+    message::PROTOCOL,
+    problem::{Code, Problem},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal},
+};
+
+use crate::{Backend, BoxRequest, IsolationLevel, Placed, environment, guest_programs};
+
+/// First user id of boxes that root makes: far from people, services and the ranges of other tools.
+const FIRST_ID: u32 = 1_610_612_736;
+/// Boxes that root can tell apart by user id; then numbers come round again.
+const ID_PAIRS: u32 = 200_000_000;
+/// How long a killed box may take to be gone.
+const DYING: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub struct Jail {
+    /// Where programs and templates are kept.
+    state: PathBuf,
+    hierarchy: Hierarchy,
+}
+
+impl Jail {
+    pub fn new(state: &Path) -> Self {
+        Self { state: state.to_path_buf(), hierarchy: Hierarchy::probe() }
+    }
+
+    /// How limits would be held here, without making a box.
+    pub fn enforced(&self, limits: &carrel_proto::limits::Limits) -> Enforced {
+        self.hierarchy.enforced(workspace::probe(limits.disk).1)
+    }
+
+    fn ids(number: u32) -> Ids {
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        if uid.is_root() {
+            Ids::pair(FIRST_ID + 2 * (number % ID_PAIRS))
+        } else {
+            Ids::single(uid.as_raw(), gid.as_raw())
+        }
+    }
+
+    fn make_workspace(&self, request: &BoxRequest, owner: (u32, u32)) -> io::Result<(Kind, Enforcement)> {
+        let directory = request.directory.join("workspace");
+        let image = request.directory.join("workspace.ext4");
+        fs::create_dir_all(&directory)?;
+        let (offered, enforcement) = workspace::probe(request.limits.disk);
+        let kind = request.workspace.unwrap_or(offered);
+        match (kind, request.workspace.is_some()) {
+            (Kind::Image, true) => workspace::attach(&directory, &image)?,
+            (Kind::Image, false) => {
+                workspace::create(&directory, &image, &self.state.join("templates"), request.limits.disk)?;
+                let _ = fs::remove_dir(directory.join("lost+found"));
+                stage::give(&directory, owner.0, owner.1)?;
+            }
+            (Kind::Directory, true) => {}
+            (Kind::Directory, false) => stage::give(&directory, owner.0, owner.1)?,
+        }
+        Ok((kind, enforcement))
+    }
+
+    fn spec(&self, request: &BoxRequest, ids: &Ids, agent: PathBuf, watch_disk: bool) -> io::Result<BoxSpec> {
+        let directory = &request.directory;
+        let jailed = request.isolation == IsolationLevel::Jail;
+        let spool = directory.join("spool");
+        let mut variables = request.environment.session_variables();
+        let (isolation, places) = if jailed {
+            let mut plan = request.environment.plan();
+            plan.extend(environment::common_plan(&agent, &directory.join("workspace"), &spool, request.limits.memory.0));
+            if let Some(project) = &request.project {
+                plan.push(project_step(project));
+            }
+            (Isolation::Jail { ids: ids.clone(), plan }, Places::in_box())
+        } else {
+            let place = |name: &str| directory.join(name).to_string_lossy().into_owned();
+            let (workspace, home, run) = (place("workspace"), place("home"), place("run"));
+            for made in [&home, &run] {
+                fs::create_dir_all(made)?;
+            }
+            variables.insert("TMPDIR".into(), home.clone());
+            variables.insert("CARREL_WORKSPACE".into(), workspace.clone());
+            (Isolation::Weak, Places { workspace, home, run, spool: spool.to_string_lossy().into_owned() })
+        };
+        let enforced = self.hierarchy.enforced(Enforcement::SizedFilesystem);
+        let no_pids = matches!(enforced.pids, Enforcement::Rlimit(_));
+        let config = AgentConfig {
+            protocol: PROTOCOL,
+            sandbox: request.id.clone(),
+            limits: request.limits.clone(),
+            interpreters: request.environment.interpreters.clone(),
+            variables,
+            places,
+            listener: 0,
+            meters: Meters::default(),
+            namespaces: jailed,
+            user: (userns::USER, userns::USER),
+            watch_disk,
+            // With weak isolation the limit would count everything else this user runs.
+            nproc: (no_pids && jailed).then_some(u64::from(request.limits.pids)),
+            idle_timeout_s: request.idle_timeout_s,
+            max_lifetime_s: request.max_lifetime_s,
+        };
+        Ok(BoxSpec {
+            directory: directory.clone(),
+            agent,
+            hostname: "carrel".into(),
+            isolation,
+            cgroup: self.hierarchy.create(request.id.as_str(), &request.limits)?,
+            config,
+        })
+    }
+
+    fn try_create(&self, request: &BoxRequest) -> Result<Placed, Problem> {
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |error: io::Error| Problem::internal(format!("{what}: {error}"))
+        };
+        let jailed = request.isolation == IsolationLevel::Jail;
+        let ids = Self::ids(request.number);
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let owner = if jailed { ids.user_outside() } else { own };
+        let agent = guest_programs::agent(&self.state.join("bin")).map_err(failed("writing the agent's program"))?;
+        for name in ["root", "spool"] {
+            fs::create_dir_all(request.directory.join(name)).map_err(failed("making the sandbox's directory"))?;
+        }
+        if jailed && own.0 == 0 {
+            let agent_id = ids.agent_outside();
+            stage::give(&request.directory.join("spool"), agent_id, agent_id).map_err(failed("giving the spool away"))?;
+        }
+        let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
+        let watch = kind == Kind::Directory;
+        let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
+        let _ = fs::remove_file(request.directory.join("agent.sock"));
+        let pid = run_stage(&spec)?;
+        let start_time = start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
+        let mut enforced = self.hierarchy.enforced(disk);
+        if !jailed {
+            enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
+        }
+        Ok(Placed { pid, start_time, workspace: kind, isolation: request.isolation, enforced, owner })
+    }
+}
+
+fn project_step(project: &crate::Project) -> Step {
+    let source = project.directory.to_string_lossy().into_owned();
+    let (target, writable) = (Places::PROJECT.to_owned(), project.writable);
+    if rustix::process::geteuid().is_root() {
+        Step::BindAsUser { source, target, writable }
+    } else {
+        Step::Bind { source, target, writable, device: false }
+    }
+}
+
+impl Backend for Jail {
+    fn name(&self) -> &'static str {
+        "jail"
+    }
+
+    fn create(&self, request: &BoxRequest) -> Result<Placed, Problem> {
+        let created = self.try_create(request);
+        if created.is_err() {
+            // What was made so far goes; the error that matters is the first one.
+            let _ = self.destroy(&request.id, &request.directory, None);
+        }
+        created
+    }
+
+    fn is_alive(&self, placed: &Placed) -> bool {
+        start_time(placed.pid) == Some(placed.start_time)
+    }
+
+    fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
+        let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
+        match placed {
+            Some(placed) if self.is_alive(placed) => end(placed.pid).map_err(failed)?,
+            Some(_) => {}
+            None => {
+                for pid in find_agents(id) {
+                    end(pid).map_err(failed)?;
+                }
+            }
+        }
+        // Nothing is left in the cgroup of a jailed box whose first process is gone; a weak one may have leftovers.
+        let deadline = Instant::now() + DYING;
+        loop {
+            let left = self.hierarchy.processes(id.as_str());
+            if left.is_empty() || Instant::now() > deadline {
+                break;
+            }
+            for pid in left {
+                if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
+                    let _ = kill_process(userns::pid(pid), Signal::KILL);
+                    wait_for_end(&fd, deadline);
+                }
+            }
+        }
+        workspace::detach(&directory.join("workspace")).map_err(failed)?;
+        self.hierarchy.remove(id.as_str()).map_err(failed)?;
+        let _ = fs::remove_file(directory.join("agent.sock"));
+        Ok(())
+    }
+
+    fn workspace(&self, directory: &Path) -> Option<PathBuf> {
+        Some(directory.join("workspace"))
+    }
+}
+
+/// Runs the stage and reads its answer.
+fn run_stage(spec: &BoxSpec) -> Result<i32, Problem> {
+    let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
+    let mut stage = Command::new(&spec.agent)
+        .arg("stage")
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(broken)?;
+    if let Some(mut stdin) = stage.stdin.take() {
+        let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
+        // A stage that has died says why on the other pipe, or by its exit.
+        let _ = stdin.write_all(&text);
+    }
+    let mut answer = String::new();
+    if let Some(mut stdout) = stage.stdout.take() {
+        stdout.read_to_string(&mut answer).map_err(broken)?;
+    }
+    stage.wait().map_err(broken)?;
+    let mut pid = None;
+    for line in answer.lines() {
+        match serde_json::from_str(line).map_err(|error| broken(error.into()))? {
+            Report::Pid(number) => pid = Some(number),
+            Report::Failed(failure) => return Err(explain(&failure)),
+        }
+    }
+    pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
+}
+
+/// Turns a failed step into what an operator can do about it.
+fn explain(failure: &Failure) -> Problem {
+    let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let problem = Problem::new(Code::IsolationUnavailable, format!("this host did not let carrel make a sandbox: {}", failure.what));
+    if failure.namespaces {
+        let hint = if text("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
+            "AppArmor forbids user namespaces here: install deploy/apparmor/carrel (see docs/isolation.md), or ask for --isolation=weak"
+        } else if text("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
+            "user namespaces are switched off: `sysctl kernel.unprivileged_userns_clone=1`, or ask for --isolation=weak"
+        } else if text("/proc/sys/user/max_user_namespaces") == "0" {
+            "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`, or ask for --isolation=weak"
+        } else {
+            "user namespaces are not available, as in most containers: allow them (docs/isolation.md), or ask for --isolation=weak"
+        };
+        return problem.hint(hint);
+    }
+    if failure.what.contains("proc file system") || failure.what.contains("mounting proc") {
+        return problem.hint("/proc is partly hidden here, as in most containers: run the container with an unmasked /proc (docs/isolation.md), or ask for --isolation=weak");
+    }
+    problem.hint("`carrel doctor` says what this host offers; docs/isolation.md what is needed")
+}
+
+/// When a process was started, in the kernel's ticks since boot.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // A zombie is as good as gone.
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Kills a process and waits until it is gone. With pid 1 of a box goes everything in it.
+fn end(pid: i32) -> io::Result<()> {
+    let fd = match pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    match pidfd_send_signal(&fd, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => return Err(error.into()),
+    }
+    if wait_for_end(&fd, Instant::now() + DYING) { Ok(()) } else { Err(io::Error::other(format!("process {pid} does not die"))) }
+}
+
+fn wait_for_end(pidfd: &rustix::fd::OwnedFd, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+    let mut ready = [PollFd::new(pidfd, PollFlags::IN)];
+    poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0)
+}
+
+/// Agents of a sandbox whose maker died before it could write down their pid. Their command line names the sandbox.
+fn find_agents(id: &SandboxId) -> Vec<i32> {
+    let wanted = format!("carrel-agent\0agent\0{id}\0");
+    let is_agent = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == wanted.as_bytes());
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_agent).collect()
+}

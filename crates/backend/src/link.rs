@@ -1,0 +1,172 @@
+//! The engine's end of the wire: any byte stream to an agent.
+//!
+//! Everything read here is untrusted. A frame that does not parse, or an agent that does not answer in time, ends this
+//! link and says [`Code::AgentLost`]; nothing else is touched.
+
+use std::{os::unix::net::SocketAddr, path::Path, time::Duration};
+
+use carrel_proto::{
+    frame::{self, Body, Decoder, Stream},
+    message::{Event, PROTOCOL, Request},
+    outcome::SessionState,
+    problem::{Code, Problem},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    time::timeout,
+};
+
+/// An agent answers a greeting at once, unless its host is drowning.
+const GREETING: Duration = Duration::from_secs(10);
+/// Requests that do no user's work.
+const SHORT: Duration = Duration::from_secs(30);
+
+/// Input in one frame.
+pub const MAX_INPUT: usize = frame::MAX_DATA;
+
+#[derive(Debug)]
+pub struct AgentLink {
+    pub reader: Reader,
+    pub writer: Writer,
+    tag: u32,
+}
+
+#[derive(Debug)]
+pub struct Reader {
+    half: OwnedReadHalf,
+    decoder: Decoder,
+}
+
+#[derive(Debug)]
+pub struct Writer {
+    half: OwnedWriteHalf,
+    buffer: Vec<u8>,
+}
+
+/// One piece of an answer.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    Chunk { stream: Stream, number: u64, offset: u64, bytes: &'a [u8] },
+    Event(Event),
+}
+
+fn lost(what: impl std::fmt::Display) -> Problem {
+    Problem::new(Code::AgentLost, format!("the sandbox's agent is lost: {what}"))
+        .hint("`carrel inspect` shows whether the sandbox still lives; its files are kept")
+        .state(SessionState::Lost)
+}
+
+impl AgentLink {
+    /// Connects to an agent's socket and greets it.
+    pub async fn connect(socket: &Path) -> Result<Self, Problem> {
+        let stream = connect_any_length(socket).await.map_err(lost)?;
+        let (reader, writer) = stream.into_split();
+        let mut link = Self {
+            reader: Reader { half: reader, decoder: Decoder::default() },
+            writer: Writer { half: writer, buffer: Vec::new() },
+            tag: 0,
+        };
+        match timeout(GREETING, link.ask(&Request::Hello { protocol: PROTOCOL })).await {
+            Ok(Ok(Event::Welcome { .. })) => Ok(link),
+            Ok(Ok(_)) => Err(lost("it does not greet back")),
+            Ok(Err(problem)) => Err(problem),
+            Err(_) => Err(lost("it does not answer")),
+        }
+    }
+
+    /// A request with one answer.
+    pub async fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
+        self.ask_within(request, SHORT).await
+    }
+
+    pub async fn ask_within(&mut self, request: &Request, time: Duration) -> Result<Event, Problem> {
+        let tag = self.send(request).await?;
+        let answer = async {
+            loop {
+                if let Piece::Event(event) = self.reader.next(tag).await? {
+                    return Ok(event);
+                }
+            }
+        };
+        match timeout(time, answer).await {
+            Ok(Ok(Event::Failed(problem))) => Err(problem),
+            Ok(answer) => answer,
+            Err(_) => Err(lost("it does not answer")),
+        }
+    }
+
+    /// Sends a request; its answer is read with [`Reader::next`].
+    pub async fn send(&mut self, request: &Request) -> Result<u32, Problem> {
+        self.tag += 1;
+        self.writer.message(self.tag, request).await?;
+        Ok(self.tag)
+    }
+}
+
+impl Writer {
+    pub async fn message(&mut self, tag: u32, request: &Request) -> Result<(), Problem> {
+        self.buffer.clear();
+        frame::put_message(&mut self.buffer, tag, request)
+            .map_err(|error| Problem::new(Code::TooLarge, error.to_string()))?;
+        self.half.write_all(&self.buffer).await.map_err(lost)
+    }
+
+    /// Input for the exec that `tag` started or attached to.
+    pub async fn input(&mut self, tag: u32, bytes: &[u8]) -> Result<(), Problem> {
+        self.buffer.clear();
+        frame::put_data(&mut self.buffer, tag, Stream::Stdin, 0, 0, bytes)
+            .map_err(|error| Problem::new(Code::TooLarge, error.to_string()))?;
+        self.half.write_all(&self.buffer).await.map_err(lost)
+    }
+}
+
+impl Reader {
+    /// The next piece for `tag`; what belongs to other tags is passed over. Safe to drop while it waits.
+    pub async fn next(&mut self, tag: u32) -> Result<Piece<'_>, Problem> {
+        // Two steps because a frame borrows the buffer that the next read would fill.
+        loop {
+            match self.decoder.peek().map_err(lost)? {
+                Some(found) if found == tag => break,
+                Some(_) => {
+                    self.decoder.next().map_err(lost)?;
+                }
+                None => {
+                    let count = self.half.read(self.decoder.space()).await.map_err(lost)?;
+                    if count == 0 {
+                        return Err(lost("it has ended"));
+                    }
+                    self.decoder.filled(count);
+                }
+            }
+        }
+        let frame = self.decoder.next().map_err(lost)?.ok_or_else(|| lost("a frame vanished"))?;
+        match frame.body {
+            Body::Data { stream, chunk, offset, bytes } => Ok(Piece::Chunk { stream, number: chunk, offset, bytes }),
+            body @ Body::Message(_) => Ok(Piece::Event(body.parse().map_err(lost)?)),
+        }
+    }
+}
+
+/// A unix socket's name is at most 108 bytes, a state directory's may be longer: then by way of the descriptor of
+/// its directory.
+async fn connect_any_length(socket: &Path) -> std::io::Result<UnixStream> {
+    if SocketAddr::from_pathname(socket).is_ok() {
+        return UnixStream::connect(socket).await;
+    }
+    use std::os::fd::AsRawFd;
+    let directory = std::fs::File::open(socket.parent().unwrap_or(Path::new("/")))?;
+    let name = socket.file_name().unwrap_or_default();
+    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+    UnixStream::connect(short).await
+}
+
+impl AgentLink {
+    /// Puts a line together again whose halves were used apart; `tag` is the last one that was used.
+    pub fn reuse(reader: Reader, writer: Writer, tag: u32) -> Self {
+        Self { reader, writer, tag }
+    }
+}

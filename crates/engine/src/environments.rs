@@ -1,0 +1,66 @@
+//! Environments by name: presets, and artifacts from the configuration.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use carrel_backend::{environment::Environment, host::HostInterpreters};
+use carrel_proto::{
+    guest::Language,
+    problem::{Code, Problem},
+};
+
+/// Where an environment's software comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    Preset(Language),
+    Artifact(PathBuf),
+}
+
+/// The environments a caller can name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environments {
+    sources: BTreeMap<String, Source>,
+}
+
+impl Default for Environments {
+    /// The presets, one per language.
+    fn default() -> Self {
+        let sources = Language::ALL.map(|language| (language.as_str().to_owned(), Source::Preset(language)));
+        Self { sources: sources.into() }
+    }
+}
+
+impl Environments {
+    pub fn add(&mut self, name: String, source: Source) {
+        self.sources.insert(name, source);
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.sources.keys().map(String::as_str)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Source)> {
+        self.sources.iter().map(|(name, source)| (name.as_str(), source))
+    }
+
+    pub fn source(&self, name: &str) -> Result<&Source, Problem> {
+        self.sources.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.names().collect();
+            Problem::new(Code::EnvironmentUnknown, format!("there is no environment `{name}`"))
+                .hint(format!("available: {}", names.join(", ")))
+        })
+    }
+
+    /// The software of an environment, looked up on this host.
+    pub fn resolve(&self, name: &str, cache: &std::path::Path) -> Result<Environment, Problem> {
+        match self.source(name)? {
+            Source::Preset(language) => Ok(Environment::preset(name, *language, &HostInterpreters::find(cache))),
+            Source::Artifact(directory) => Environment::artifact(name, directory),
+        }
+    }
+
+    /// Whether two names stand for the same software, so that one sandbox serves both.
+    pub fn same_software(&self, one: &str, other: &str) -> bool {
+        one == other
+            || matches!((self.sources.get(one), self.sources.get(other)), (Some(Source::Preset(_)), Some(Source::Preset(_))))
+    }
+}

@@ -1,0 +1,49 @@
+//! Files of a sandbox from outside: directly on the host, through the same path-safe operations as inside.
+
+use std::path::Path;
+
+use carrel_files::{OutsideLinks, Owner, Root, TreeLimits, read_tar, write_tar};
+use carrel_proto::{
+    files::{FileReply, FileRequest, GuestPath},
+    problem::{Code, Problem},
+};
+
+use crate::{Engine, registry::Record};
+
+impl Engine {
+    /// The workspace of a sandbox, for streams and whole trees.
+    pub fn files(&self, record: &Record) -> Result<Root, Problem> {
+        let directory = self.directory(&record.id);
+        let workspace = self
+            .backend
+            .workspace(&directory)
+            .ok_or_else(|| Problem::new(Code::Unsupported, "files of this backend are reached through its agent"))?;
+        let root = Root::open(&workspace)?;
+        Ok(match &record.placed {
+            Some(placed) => root.with_owner(Owner { uid: placed.owner.0, gid: placed.owner.1 }),
+            None => root,
+        })
+    }
+
+    /// One file operation.
+    pub fn file(&self, record: &Record, request: FileRequest) -> Result<FileReply, Problem> {
+        carrel_files::serve(&self.files(record)?, request).map_err(Into::into)
+    }
+
+    /// Copies the workspace to a new directory on the host.
+    pub(crate) fn keep_workspace(&self, record: &Record, target: &Path) -> Result<(), Problem> {
+        let root = self.files(record)?;
+        std::fs::create_dir(target)
+            .map_err(|error| Problem::new(Code::InvalidArgument, format!("{}: {error}", target.display())))?;
+        let kept = Root::open(target)?;
+        let (reader, writer) = std::io::pipe().map_err(Problem::internal)?;
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(move || write_tar(&root, &GuestPath::root(), writer, &TreeLimits::default()));
+            let received = read_tar(&kept, &GuestPath::root(), reader, &TreeLimits::default(), OutsideLinks::LeaveOut);
+            let sent = sending.join().map_err(|_| Problem::internal("copying the workspace failed"))?;
+            sent?;
+            received?;
+            Ok(())
+        })
+    }
+}

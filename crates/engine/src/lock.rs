@@ -1,0 +1,68 @@
+//! One lock per sandbox, held by whoever makes, revives or removes it. The kernel lets go of it when its holder
+//! dies, however it dies: that is how a half-made sandbox is told from one in the making.
+
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use carrel_proto::{id::SandboxId, problem::Problem};
+use rustix::fs::{FlockOperation, flock};
+
+/// Longest wait for somebody else's making or removing: both take well under a second on a healthy host.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+    path: PathBuf,
+}
+
+fn path(state: &Path, id: &SandboxId) -> PathBuf {
+    state.join("locks").join(id.as_str())
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+impl Lock {
+    /// Takes it if nobody has it.
+    pub(crate) fn try_take(state: &Path, id: &SandboxId) -> io::Result<Option<Self>> {
+        let path = path(state, id);
+        let file = open(&path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { _file: file, path })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits for it.
+    pub(crate) async fn take(state: &Path, id: &SandboxId) -> Result<Self, Problem> {
+        if let Ok(Some(lock)) = Self::try_take(state, id) {
+            return Ok(lock);
+        }
+        let path = path(state, id);
+        let name = id.clone();
+        let waiting = tokio::task::spawn_blocking(move || -> io::Result<Self> {
+            let file = open(&path)?;
+            flock(&file, FlockOperation::LockExclusive)?;
+            Ok(Self { _file: file, path })
+        });
+        match tokio::time::timeout(PATIENCE, waiting).await {
+            Ok(Ok(Ok(lock))) => Ok(lock),
+            Ok(Ok(Err(error))) => Err(Problem::internal(format!("locking sandbox {name}: {error}"))),
+            Ok(Err(error)) => Err(Problem::internal(error)),
+            Err(_) => Err(Problem::internal(format!("sandbox {name} has been in the making for {PATIENCE:?}"))
+                .hint("another carrel process holds it; end that process")),
+        }
+    }
+
+    /// The sandbox is gone: so is its lock. Whoever waits for it looks into the registry next.
+    pub(crate) fn discard(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

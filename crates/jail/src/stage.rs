@@ -1,0 +1,360 @@
+//! From a description to a running box.
+//!
+//! ```text
+//! backend ── spawns ──> stage (host namespaces, one thread)
+//!                         │ joins the cgroup, binds the socket, opens the binds
+//!                         ├─ clone3 ──> child (all namespaces new)
+//!                         │ writes the id maps    │ waits for the maps
+//!                         │ says the child's pid  │ assembles the root, drops capabilities
+//!                         └ exits                 └ becomes the agent: pid 1 of the box
+//! ```
+//! The stage answers on its standard output: one [`Report`] per line. End of file without an error is success,
+//! because the child's copy closes when it becomes the agent.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{net::UnixListener, process::CommandExt},
+    },
+    path::PathBuf,
+    process::Command,
+};
+
+use carrel_proto::guest::{AgentConfig, Meters, Places};
+use rustix::{
+    fs::{Gid, MemfdFlags, Mode, OFlags, Uid, memfd_create},
+    pipe::{PipeFlags, pipe_with},
+    process::setsid,
+    system::sethostname,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    caps, mounts, net, session,
+    sys::{self, Forked, SingleThread},
+    userns::{self, Ids},
+};
+
+/// Everything a stage needs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BoxSpec {
+    /// The sandbox's own directory on the host: `agent.sock` and the mount point `root` are made there.
+    pub directory: PathBuf,
+    /// The agent's program on the host.
+    pub agent: PathBuf,
+    pub hostname: String,
+    pub isolation: Isolation,
+    pub cgroup: CgroupSpec,
+    pub config: AgentConfig,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// Namespaces, as promised.
+    Jail { ids: Ids, plan: Vec<mounts::Step> },
+    /// Asked for by name: no namespaces, only what a plain process can be denied.
+    Weak,
+}
+
+/// Cgroups that the box belongs to, and files its agent reads.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct CgroupSpec {
+    /// `cgroup.procs` files to join before the box is made (v1).
+    pub join: Vec<PathBuf>,
+    /// The directory of a v2 cgroup that the box is born in.
+    pub born_in: Option<PathBuf>,
+    pub oom: Option<PathBuf>,
+    pub memory_peak: Option<PathBuf>,
+    pub cpu: Option<PathBuf>,
+    pub pids: Option<PathBuf>,
+}
+
+/// A line of the stage's answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    /// The agent's pid on the host.
+    Pid(i32),
+    Failed(Failure),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Failure {
+    pub what: String,
+    pub errno: Option<i32>,
+    /// At the making of the namespaces: the one step that a host may forbid on principle.
+    pub namespaces: bool,
+}
+
+impl Failure {
+    fn new(what: impl Into<String>, error: &io::Error) -> Self {
+        Self { what: format!("{}: {error}", what.into()), errno: error.raw_os_error(), namespaces: false }
+    }
+}
+
+trait OrFail<T> {
+    fn or_fail(self, what: &str) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> OrFail<T> for Result<T, E> {
+    fn or_fail(self, what: &str) -> Result<T, Failure> {
+        self.map_err(|error| Failure::new(what, &error.into()))
+    }
+}
+
+const NAMESPACES: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS;
+
+/// The stage's whole life. Reads a [`BoxSpec`] from standard input.
+pub fn run() -> i32 {
+    match try_run() {
+        Ok(()) => 0,
+        Err(failure) => {
+            say(&Report::Failed(failure));
+            1
+        }
+    }
+}
+
+fn say(report: &Report) {
+    let mut line = serde_json::to_vec(report).unwrap_or_default();
+    line.push(b'\n');
+    // Nobody to tell when the backend is gone; the next call cleans up.
+    let _ = io::stdout().write_all(&line);
+}
+
+fn try_run() -> Result<(), Failure> {
+    let thread = SingleThread::witness().or_fail("starting the stage")?;
+    let mut text = String::new();
+    io::stdin().read_to_string(&mut text).or_fail("reading the description of the box")?;
+    let mut spec: BoxSpec =
+        serde_json::from_str(&text).map_err(io::Error::from).or_fail("reading the description of the box")?;
+    // Away from the caller's terminal: its ctrl-C and hang-up are not the box's.
+    let _ = setsid();
+    std::env::set_current_dir(&spec.directory).or_fail("entering the sandbox's directory")?;
+
+    for procs in &spec.cgroup.join {
+        fs::write(procs, "0").or_fail("joining a cgroup")?;
+    }
+    let born_in = match &spec.cgroup.born_in {
+        Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
+        None => None,
+    };
+    let meters = Handover::open(&spec.cgroup)?;
+    // Relative, so that a deep state directory does not pass the length of a socket's name.
+    let listener = UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?;
+
+    match spec.isolation.clone() {
+        Isolation::Weak => match sys::fork(&thread, 0, born_in.as_ref().map(AsFd::as_fd)).or_fail("starting the agent")? {
+            Forked::Parent { pid, .. } => {
+                say(&Report::Pid(pid));
+                Ok(())
+            }
+            Forked::Child => Err(become_agent(&mut spec, &listener, &meters, None)),
+        },
+        Isolation::Jail { ids, plan } => {
+            let privileged = rustix::process::geteuid().is_root();
+            let mut trees = Vec::new();
+            if privileged {
+                for step in &plan {
+                    let idmap = match step {
+                        mounts::Step::BindAsUser { source, .. } => Some(owner_map(&thread, source, &ids)?),
+                        _ => None,
+                    };
+                    let tree = mounts::open_bind(step, idmap.as_ref().map(AsFd::as_fd))
+                        .map_err(|error| Failure::new("preparing the root", &io::Error::other(error)))?;
+                    trees.push(tree);
+                }
+            }
+            let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
+            let forked = sys::fork(&thread, NAMESPACES as u64, born_in.as_ref().map(AsFd::as_fd));
+            match forked.map_err(|error| Failure { namespaces: true, ..Failure::new("making the namespaces", &error) })? {
+                Forked::Parent { pid, .. } => {
+                    userns::write_maps(pid, &ids, privileged)
+                        .map_err(|error| Failure { namespaces: true, ..Failure::new("mapping user ids", &error) })?;
+                    say(&Report::Pid(pid));
+                    rustix::io::write(&go, b"g").or_fail("waking the box")?;
+                    Ok(())
+                }
+                Forked::Child => {
+                    drop(go);
+                    let mut byte = [0];
+                    if rustix::io::read(&mapped, &mut byte).or_fail("waiting for the id maps")? == 0 {
+                        // The stage died or gave up; it has said why.
+                        sys::exit_now(1);
+                    }
+                    let inside = Inside { ids, plan, trees, privileged };
+                    Err(become_agent(&mut spec, &listener, &meters, Some(inside)))
+                }
+            }
+        }
+    }
+}
+
+/// Descriptors that the agent inherits, at fixed numbers.
+struct Handover {
+    oom: Option<File>,
+    memory_peak: Option<File>,
+    cpu: Option<File>,
+    pids: Option<File>,
+}
+
+/// Config, listener, then the meters: small numbers right after the standard three.
+const FIRST: i32 = 3;
+
+impl Handover {
+    fn open(spec: &CgroupSpec) -> Result<Self, Failure> {
+        let open = |path: &Option<PathBuf>, write: bool| {
+            path.as_ref().map(|path| OpenOptions::new().read(true).write(write).open(path)).transpose()
+        };
+        let meters = "opening the cgroup's meters";
+        Ok(Self {
+            oom: open(&spec.oom, false).or_fail(meters)?,
+            // Writing resets the peak where the kernel can do that; reading alone is enough elsewhere.
+            memory_peak: open(&spec.memory_peak, true).or_else(|_| open(&spec.memory_peak, false)).or_fail(meters)?,
+            cpu: open(&spec.cpu, false).or_fail(meters)?,
+            pids: open(&spec.pids, false).or_fail(meters)?,
+        })
+    }
+}
+
+struct Inside {
+    ids: Ids,
+    plan: Vec<mounts::Step>,
+    trees: Vec<Option<mounts::Tree>>,
+    privileged: bool,
+}
+
+/// In the child: everything up to `exec`. Comes back only with what went wrong.
+fn become_agent(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover, inside: Option<Inside>) -> Failure {
+    match prepare(spec, listener, meters, inside) {
+        Err(failure) => failure,
+        Ok(program) => {
+            let error = Command::new(&program)
+                .arg0("carrel-agent")
+                .args(["agent", spec.config.sandbox.as_str()])
+                .env_clear()
+                .exec();
+            Failure::new(format!("starting the agent {}", program.display()), &error)
+        }
+    }
+}
+
+fn prepare(
+    spec: &mut BoxSpec,
+    listener: &UnixListener,
+    meters: &Handover,
+    inside: Option<Inside>,
+) -> Result<PathBuf, Failure> {
+    let program = match inside {
+        None => spec.agent.clone(),
+        Some(inside) => {
+            enter_box(spec, inside)?;
+            PathBuf::from(Places::AGENT)
+        }
+    };
+    hand_over(spec, listener, meters)?;
+    if matches!(spec.isolation, Isolation::Jail { .. }) {
+        caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
+    }
+    Ok(program)
+}
+
+fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
+    let Inside { ids, plan, trees, privileged } = inside;
+    if privileged {
+        userns::become_ids(ids.agent, ids.agent, true).or_fail("changing to the box's ids")?;
+    }
+    // A cgroup namespace of its own, made only now so that its root is the cgroup the box was born in.
+    sys::unshare_cgroup().or_fail("making the cgroup namespace")?;
+    sethostname(spec.hostname.as_bytes()).or_fail("naming the box")?;
+    net::loopback_up().or_fail("bringing up the loopback interface")?;
+    let user = (userns::USER, userns::USER);
+    let step = |error: mounts::MountError| Failure::new("assembling the root", &io::Error::other(error));
+    // Relative: the way to the sandbox's directory may be closed to the ids the box has by now.
+    let root = mounts::assemble(std::path::Path::new("root"), &plan, trees, user).map_err(step)?;
+    mounts::enter(&root).map_err(step)?;
+    session::undumpable().or_fail("closing the agent to inspection")
+}
+
+fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> Result<(), Failure> {
+    let what = "handing descriptors to the agent";
+    // Out of the way of the fixed numbers first: a source could otherwise be overwritten by an earlier one.
+    let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 64).or_fail(what);
+    let listener = high(listener.as_fd())?;
+    let mut next = FIRST + 2;
+    let mut placed: Vec<(OwnedFd, i32)> = vec![(listener, FIRST + 1)];
+    let mut give = |file: &Option<File>| -> Result<Option<i32>, Failure> {
+        let Some(file) = file else { return Ok(None) };
+        let number = next;
+        next += 1;
+        placed.push((high(file.as_fd())?, number));
+        Ok(Some(number))
+    };
+    spec.config.meters = Meters {
+        oom: give(&meters.oom)?,
+        memory_peak: give(&meters.memory_peak)?,
+        cpu: give(&meters.cpu)?,
+        pids: give(&meters.pids)?,
+    };
+    spec.config.listener = FIRST + 1;
+    let config = memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?;
+    let mut config = File::from(config);
+    let text = serde_json::to_vec(&spec.config).map_err(io::Error::from).or_fail(what)?;
+    config.write_all(&text).or_fail(what)?;
+    io::Seek::rewind(&mut config).or_fail(what)?;
+    placed.push((high(config.as_fd())?, FIRST));
+
+    let null = File::options().read(true).write(true).open("/dev/null").or_fail("opening /dev/null")?;
+    let log = rustix::fs::open(
+        format!("{}/agent.log", spec.config.places.spool),
+        OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC,
+        Mode::from_raw_mode(0o600),
+    )
+    .or_fail("opening the agent's log")?;
+    sys::close_on_exec_from(0).or_fail(what)?;
+    for (fd, number) in &placed {
+        sys::place(fd, *number).or_fail(what)?;
+    }
+    sys::place(&null, 0).or_fail(what)?;
+    sys::place(&log, 2).or_fail(what)?;
+    // Standard output is the report: it closes when the agent starts (see the module's head), and the agent's
+    // runtime opens /dev/null in its place.
+    Ok(())
+}
+
+/// A user namespace that shows the owner of `source` as the box's user: for an id-mapped mount.
+fn owner_map(thread: &SingleThread, source: &str, ids: &Ids) -> Result<OwnedFd, Failure> {
+    let what = "preparing the project's mount";
+    let stat = rustix::fs::stat(source).or_fail(what)?;
+    let (uid, gid) = ids.user_outside();
+    let (hold, done) = pipe_with(PipeFlags::CLOEXEC).or_fail(what)?;
+    match sys::fork(thread, libc::CLONE_NEWUSER as u64, None).or_fail(what)? {
+        Forked::Child => {
+            drop(done);
+            let _ = rustix::io::read(&hold, &mut [0]);
+            sys::exit_now(0)
+        }
+        Forked::Parent { pid, .. } => {
+            let map = |inside, outside| userns::Mapping { inside, outside };
+            let shown =
+                Ids { uid: vec![map(stat.st_uid, uid)], gid: vec![map(stat.st_gid, gid)], agent: stat.st_uid };
+            userns::write_maps(pid, &shown, true).or_fail(what)?;
+            let namespace = File::open(format!("/proc/{pid}/ns/user")).or_fail(what)?;
+            drop(done);
+            Ok(namespace.into())
+        }
+    }
+}
+
+/// Gives a host path to ids of the box; used by the backend for directories it makes.
+pub fn give(path: &std::path::Path, uid: u32, gid: u32) -> io::Result<()> {
+    Ok(rustix::fs::chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
+}

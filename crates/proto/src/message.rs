@@ -1,0 +1,218 @@
+//! Requests of the engine and events of the agent.
+//!
+//! Each request carries a tag of the caller's choice in its frame; every event that answers it carries the
+//! same tag. A request is answered by any number of events and data frames and exactly one *last* event:
+//! [`Event::is_last`].
+//!
+//! Output comes as data frames with chunk numbers and offsets. An offset that jumps means that what lies between
+//! was not kept: the difference is its exact size.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    files::{FileReply, FileRequest},
+    guest::{Interpreter, Language},
+    id::{ExecId, SessionName},
+    outcome::Outcome,
+    problem::Problem,
+};
+
+/// Raised with every incompatible change. Engine and agent of different versions refuse each other politely.
+pub const PROTOCOL: u32 = 1;
+/// Largest piece of code of one run.
+pub const MAX_CODE: usize = 8 << 20;
+/// Most arguments plus variables of an exec: the kernel's own bound is near 2 MiB in bytes.
+pub const MAX_ARGS: usize = 16 * 1024;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum Request {
+    /// First request on every connection.
+    Hello {
+        protocol: u32,
+    },
+    Run(Run),
+    Exec(Exec),
+    /// The output of a run or exec from chunk `since` on; with `follow` until it ends.
+    Attach {
+        exec: ExecId,
+        since: u64,
+        follow: bool,
+    },
+    /// Until it ends or the time is over (then `Waited` with no outcome).
+    Wait {
+        exec: ExecId,
+        timeout_ms: u64,
+    },
+    /// End of the exec's input. Input itself comes as data frames on the tag of its `Exec` or `Attach`.
+    CloseStdin {
+        exec: ExecId,
+    },
+    Signal {
+        exec: ExecId,
+        signal: i32,
+    },
+    /// Interrupt, then kill.
+    Cancel {
+        exec: ExecId,
+    },
+    Resize {
+        exec: ExecId,
+        rows: u16,
+        cols: u16,
+    },
+    Execs,
+    OpenSession(OpenSession),
+    CloseSession {
+        name: SessionName,
+    },
+    Status,
+    Files(FileRequest),
+    /// Ends the sandbox.
+    Shutdown,
+}
+
+/// Code for an interpreter of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    pub session: SessionName,
+    pub language: Language,
+    pub code: String,
+    pub timeout_ms: u64,
+    /// Cancel when this connection goes away before the end.
+    #[serde(default)]
+    pub cancel_on_disconnect: bool,
+}
+
+/// A command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    pub session: SessionName,
+    pub argv: Vec<String>,
+    /// Absolute in the box, or relative to the session's own directory.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Input will come; else the command reads from `/dev/null`.
+    #[serde(default)]
+    pub stdin: bool,
+    #[serde(default)]
+    pub pty: Option<PtySize>,
+    /// None: as long as it takes.
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+    /// Answer `Started` as the last event and go on without the caller.
+    #[serde(default)]
+    pub detach: bool,
+    #[serde(default)]
+    pub cancel_on_disconnect: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PtySize {
+    pub rows: u16,
+    pub cols: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenSession {
+    pub name: SessionName,
+    #[serde(default)]
+    pub cwd: Option<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    Welcome {
+        protocol: u32,
+    },
+    /// A run or exec began (or was queued). With a detached exec this is the last event.
+    Started {
+        exec: ExecId,
+        detached: bool,
+    },
+    Finished(Outcome),
+    /// End of an `Attach` without follow while the exec still runs; go on from chunk `next`.
+    Attached {
+        next: u64,
+    },
+    Waited {
+        outcome: Option<Outcome>,
+    },
+    Execs {
+        execs: Vec<ExecInfo>,
+    },
+    Status(Status),
+    Files(FileReply),
+    Done,
+    Failed(Problem),
+}
+
+impl Event {
+    /// Whether nothing more comes for the request.
+    pub fn is_last(&self) -> bool {
+        match self {
+            Event::Started { detached, .. } => *detached,
+            _ => true,
+        }
+    }
+}
+
+/// A value in every form its type offers, as in Jupyter: binary forms are base64. Travels as a chunk of the
+/// stream [`crate::frame::Stream::Display`], in order with the output around it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Display {
+    pub kind: DisplayKind,
+    pub mime: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DisplayKind {
+    /// The value of the last expression.
+    Result,
+    /// Shown on the way.
+    Display,
+}
+
+/// One line of a listing of runs and execs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecInfo {
+    pub exec: ExecId,
+    pub session: SessionName,
+    pub what: What,
+    pub running: bool,
+    pub started_unix_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    Run { language: Language },
+    Exec { argv: Vec<String> },
+}
+
+/// The sandbox as its agent sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub sessions: Vec<SessionInfo>,
+    pub interpreters: BTreeMap<Language, Interpreter>,
+    pub running: u32,
+    pub idle_ms: u64,
+    pub age_ms: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionInfo {
+    pub name: SessionName,
+    /// Interpreters that are up.
+    pub interpreters: Vec<Language>,
+}
