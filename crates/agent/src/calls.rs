@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use carrel_proto::{
     frame::Stream,
+    guest::Language,
     id::{ExecId, SessionName},
     limits::INTERRUPT_GRACE,
     message::{ExecInfo, What},
@@ -28,6 +29,7 @@ use crate::{
 /// Finished runs and execs that stay readable; the oldest go first.
 const KEPT: usize = 256;
 const SIGINT: i32 = 2;
+const REMINDER: Duration = Duration::from_millis(100);
 const SIGXFSZ: i32 = 25;
 
 #[derive(Debug)]
@@ -62,8 +64,8 @@ pub(crate) struct Running {
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     Running,
-    /// Interrupted; to be killed at this time.
-    Stopping(Cause, Instant),
+    /// Interrupted; to be killed at the first time, and until then reminded at the second.
+    Stopping(Cause, Instant, Instant),
     Killed(Cause),
 }
 
@@ -139,8 +141,9 @@ impl Agent {
             }
             State::Running(running) => {
                 if matches!(running.phase, Phase::Running) {
-                    running.phase = Phase::Stopping(cause, Instant::now() + INTERRUPT_GRACE);
-                    self.order(number, Order::Signal(SIGINT));
+                    let now = Instant::now();
+                    running.phase = Phase::Stopping(cause, now + INTERRUPT_GRACE, now + REMINDER);
+                    self.interrupt(number);
                 }
             }
             State::Finished(_) => {}
@@ -153,6 +156,14 @@ impl Agent {
             running.phase = Phase::Killed(cause);
         }
         self.order(number, Order::Kill);
+    }
+
+    /// Unless the interpreter is at a point where a signal would end it.
+    fn interrupt(&self, number: u64) {
+        let interpreter = self.execs.get(&number).and_then(|exec| self.interpreters.get(&exec.process?));
+        if !interpreter.is_some_and(|interpreter| interpreter.renewing) {
+            self.order(number, Order::Signal(SIGINT));
+        }
     }
 
     fn order(&self, number: u64, order: Order) {
@@ -171,7 +182,7 @@ impl Agent {
             let State::Running(running) = &exec.state else { continue };
             let due = match running.phase {
                 Phase::Running => running.deadline,
-                Phase::Stopping(_, kill) => Some(kill),
+                Phase::Stopping(_, kill, remind) => Some(kill.min(remind)),
                 Phase::Killed(_) => None,
             };
             match due {
@@ -184,13 +195,29 @@ impl Agent {
             match phase {
                 Phase::Running => {
                     self.stop(number, Cause::Timeout);
-                    sooner(now + INTERRUPT_GRACE);
+                    sooner(now + REMINDER);
                 }
-                Phase::Stopping(cause, _) => self.kill(number, cause),
+                Phase::Stopping(cause, kill, _) if kill <= now => self.kill(number, cause),
+                Phase::Stopping(cause, kill, _) => {
+                    self.remind(number, Phase::Stopping(cause, kill, now + REMINDER));
+                    sooner((now + REMINDER).min(kill));
+                }
                 Phase::Killed(_) => {}
             }
         }
         next
+    }
+
+    /// A shell that had not yet read its request takes an interrupt for one between calls: bash is asked again.
+    fn remind(&mut self, number: u64, phase: Phase) {
+        let Some(exec) = self.execs.get_mut(&number) else { return };
+        let is_bash = matches!(exec.what, What::Run { language: Language::Bash });
+        if let State::Running(running) = &mut exec.state {
+            running.phase = phase;
+        }
+        if is_bash {
+            self.interrupt(number);
+        }
     }
 
     /// The workspace has passed its limit and grows: everything that runs is ended.
@@ -250,7 +277,7 @@ impl Agent {
         };
         let stopped = match phase {
             Phase::Running => None,
-            Phase::Stopping(cause, _) | Phase::Killed(cause) => Some(cause),
+            Phase::Stopping(cause, ..) | Phase::Killed(cause) => Some(cause),
         };
         // An exec leaves the interpreters alone, so the session's state is what it was.
         let lost = if is_run { SessionState::Lost } else { SessionState::Preserved };

@@ -13,7 +13,8 @@ fn file(language: Language) -> &'static str {
     match language {
         Language::Python => "python.py",
         Language::Node => "node.js",
-        Language::Bash => "bash.sh",
+        // Part of bash's error messages: without an ending it reads as the shell's own name.
+        Language::Bash => "bash",
     }
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn command(
 /// What is sent once, before the first call.
 pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
     match language {
-        Language::Bash => format!(". {run}/bash.sh\n").into_bytes(),
+        Language::Bash => format!(". {run}/bash\n").into_bytes(),
         _ => Vec::new(),
     }
 }
@@ -62,8 +63,6 @@ pub(crate) fn request(language: Language, run: &str, interpreter: u32, id: u64, 
     }
     let path = format!("{run}/code-{interpreter}");
     fs::write(&path, code)?;
-    Ok(format!(
-        "{{ __carrel_begin {id} {path}; }} 2>/dev/null\neval \"$__carrel_code\"\n{{ __carrel_done; }} 2>/dev/null\n"
-    )
-    .into_bytes())
+    // The empty line wakes a shell that is about to be renewed.
+    Ok(format!("\n__carrel_begin {id} {path} \"$@\";\\. \"$__carrel\";{{ __carrel_done;}} 2>&-;__carrel_end\n").into_bytes())
 }

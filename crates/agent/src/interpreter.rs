@@ -24,6 +24,8 @@ pub(crate) struct Interpreter {
     pub(crate) started: Instant,
     /// Calls that wait, by exec number.
     pub(crate) queue: VecDeque<u64>,
+    /// Between two shells: a signal now would end both.
+    pub(crate) renewing: bool,
     pub(crate) current: Option<u64>,
     pub(crate) requests: OwnedFd,
     pub(crate) unsent: Vec<u8>,
@@ -73,6 +75,9 @@ pub(crate) struct Reply {
     pub(crate) id: u64,
     #[serde(default)]
     pub(crate) ready: Option<serde::de::IgnoredAny>,
+    /// bash: a fresh shell has taken over the state; see `renew`.
+    #[serde(default)]
+    pub(crate) renewed: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     pub(crate) display: Option<Box<serde_json::value::RawValue>>,
     #[serde(default)]
@@ -84,6 +89,10 @@ pub(crate) struct Done {
     pub(crate) exit: i32,
     #[serde(default)]
     pub(crate) error: Option<Exception>,
+    /// bash: the shell would have ended; a fresh one takes over when the next call comes, and must not be interrupted
+    /// until it has said so.
+    #[serde(default)]
+    pub(crate) renew: bool,
 }
 
 /// What a read of the reply pipe brought.
@@ -102,6 +111,7 @@ impl Interpreter {
             ready: false,
             started: Instant::now(),
             queue: VecDeque::new(),
+            renewing: false,
             current: None,
             requests,
             unsent: greeting,

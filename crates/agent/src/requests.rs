@@ -382,6 +382,10 @@ impl Agent {
             interpreter.ready = true;
             return self.next_call(id);
         }
+        if reply.renewed.is_some() {
+            interpreter.renewing = false;
+            return;
+        }
         let Some(number) = interpreter.current.filter(|current| *current == reply.id) else { return };
         // What was printed before comes before.
         self.drain(id);
@@ -394,6 +398,7 @@ impl Agent {
             self.finish(number, Ending::Done { exit: done.exit, exception: done.error });
             if let Some(interpreter) = self.interpreters.get_mut(&id) {
                 interpreter.current = None;
+                interpreter.renewing = done.renew;
             }
             self.next_call(id);
         } else {

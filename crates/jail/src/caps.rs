@@ -16,6 +16,8 @@ pub fn agent() -> CapabilitySet {
         | CapabilitySet::SETUID
         | CapabilitySet::SETGID
         | CapabilitySet::SETPCAP
+        // To enter the namespaces of a session's init, which is closed to inspection.
+        | CapabilitySet::SYS_PTRACE
         | CapabilitySet::KILL
         | CapabilitySet::CHOWN
         | CapabilitySet::FOWNER
