@@ -313,11 +313,16 @@ def encode_surrogate(error):
 # ---- start -----------------------------------------------------------------------------------------------------------
 
 
+PENDING = []  # site directories whose .pth files wait for the first import of something that is not python's own
+
+
 class Hook:
     """A finder that finds nothing itself: it lets the others find, and adapts the few modules of HOOKED once loaded."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
+        if PENDING and name.partition(".")[0] not in sys.stdlib_module_names:
+            add_pending()
         return rare("adapted_spec")(name, path, target) if name in HOOKED else None
 
 
@@ -384,10 +389,21 @@ def add_site(folder):
         return
     if folder not in sys.path:
         sys.path.append(folder)
-    if names:  # their details, such as `import` lines, are left to the module that defines them
-        import site
+    if names:
+        PENDING.append((folder, names))
+        if not hasattr(sys, "stdlib_module_names"):  # before 3.10 nothing says what is python's own
+            add_pending()
 
-        known = site._init_pathinfo()
+
+def add_pending():
+    """Processes .pth files as `site` would. Their `import` lines can take longer than all the rest of the start, and only
+    matter to packages, so they wait until one is imported."""
+    import site
+
+    pending = PENDING[:]
+    del PENDING[:]
+    known = site._init_pathinfo()
+    for folder, names in pending:
         for name in names:
             site.addpackage(folder, name, known)
 

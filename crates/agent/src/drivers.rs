@@ -33,7 +33,11 @@ pub(crate) fn command(
     run: &str,
     env: &mut BTreeMap<String, String>,
 ) -> Vec<OsString> {
-    let driver = format!("{run}/{}", file(language));
+    let mut driver = format!("{run}/{}", file(language));
+    let compiled = format!("{run}/python.pyc");
+    if language == Language::Python && Path::new(&compiled).exists() {
+        driver = compiled;
+    }
     let program = interpreter.program.clone();
     let words = match language {
         Language::Python => {

@@ -16,7 +16,7 @@ use carrel_proto::{
 };
 use serde::Deserialize;
 
-use crate::host::HostInterpreters;
+use crate::{etc, host::HostInterpreters};
 
 /// Software, resolved: what to mount and how to start each interpreter.
 #[derive(Debug, Clone)]
@@ -31,8 +31,17 @@ pub struct Environment {
 
 #[derive(Debug, Clone)]
 pub enum Software {
-    Host { prefixes: Vec<PathBuf> },
+    Host(HostSoftware),
     Artifact { rootfs: PathBuf },
+}
+
+#[derive(Debug, Clone)]
+pub struct HostSoftware {
+    prefixes: Vec<PathBuf>,
+    /// See [`etc`].
+    etc: PathBuf,
+    /// The python driver, compiled by the very interpreter that will run it.
+    compiled_driver: Option<PathBuf>,
 }
 
 /// `manifest.toml` of an artifact.
@@ -60,15 +69,21 @@ struct ManifestInterpreter {
 const MANIFEST_VERSION: u32 = 1;
 
 impl Environment {
-    /// The host's own software, with `language` as the default.
-    pub fn preset(name: &str, language: Language, host: &HostInterpreters) -> Self {
-        Self {
+    /// The host's own software, with `language` as the default. `place` keeps what is derived from the host.
+    pub fn preset(name: &str, language: Language, place: &Path) -> Result<Self, Problem> {
+        let host = HostInterpreters::find(place);
+        let etc = etc::prepared(place).map_err(|error| Problem::internal(format!("preparing /etc for boxes: {error}")))?;
+        Ok(Self {
             name: name.to_owned(),
             language,
             interpreters: host.interpreters.clone(),
             variables: BTreeMap::new(),
-            software: Software::Host { prefixes: host.prefixes.clone() },
-        }
+            software: Software::Host(HostSoftware {
+                prefixes: host.prefixes.clone(),
+                etc,
+                compiled_driver: host.compiled_driver.clone().filter(|path| path.exists()),
+            }),
+        })
     }
 
     /// A sandbox artifact in `directory`.
@@ -130,8 +145,20 @@ impl Environment {
     /// The mounts that bring the software into a box.
     pub(crate) fn plan(&self) -> Vec<Step> {
         match &self.software {
-            Software::Host { prefixes } => host_plan(prefixes),
+            Software::Host(host) => host_plan(host),
             Software::Artifact { rootfs } => artifact_plan(rootfs),
+        }
+    }
+}
+
+impl Environment {
+    /// What goes beside the agent's own files, once their place is there.
+    pub(crate) fn late_plan(&self) -> Vec<Step> {
+        match &self.software {
+            Software::Host(HostSoftware { compiled_driver: Some(driver), .. }) => {
+                vec![bind(driver, &format!("{}/python.pyc", Places::RUN))]
+            }
+            _ => Vec::new(),
         }
     }
 }
@@ -153,25 +180,13 @@ fn same(root: &Path, name: &str) -> Option<Step> {
     Some(bind(&source, &target))
 }
 
-/// Of the host's `/etc`, only what programs need to work and nobody minds being read.
-const ETC: &[&str] = &[
-    "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf",
-    "host.conf", "inputrc", "java", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "mime.types",
-    "os-release", "perl", "pki", "profile.d", "protocols", "python3", "python3.11", "python3.12", "python3.13", "services", "ssl",
-    "terminfo", "timezone",
-];
-
-fn host_plan(prefixes: &[PathBuf]) -> Vec<Step> {
+fn host_plan(host: &HostSoftware) -> Vec<Step> {
     let mut plan = Vec::new();
     for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
         plan.extend(same(Path::new("/"), name));
     }
-    plan.extend(ETC.iter().filter_map(|name| {
-        let source = Path::new("/etc").join(name);
-        source.exists().then(|| bind(&source, &format!("/etc/{name}")))
-    }));
-    plan.extend(prefixes.iter().map(|prefix| bind(prefix, &prefix.to_string_lossy())));
-    plan.extend(accounts());
+    plan.push(bind(&host.etc, "/etc"));
+    plan.extend(host.prefixes.iter().map(|prefix| bind(prefix, &prefix.to_string_lossy())));
     plan
 }
 
@@ -195,15 +210,8 @@ fn artifact_plan(rootfs: &Path) -> Vec<Step> {
 }
 
 fn accounts() -> Vec<Step> {
-    let file = |name: &str, content: &str| Step::File { target: format!("/etc/{name}"), content: content.to_owned() };
-    vec![
-        file("passwd", "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/home/user:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"),
-        file("group", "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
-        file("hosts", "127.0.0.1 localhost carrel\n::1 localhost\n"),
-        file("hostname", "carrel\n"),
-        file("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
-        file("resolv.conf", ""),
-    ]
+    let file = |(name, content): (&str, &str)| Step::File { target: format!("/etc/{name}"), content: content.to_owned() };
+    etc::own_files().map(file).collect()
 }
 
 /// What every box has besides its software. `memory` bounds what temporary files may take of it.

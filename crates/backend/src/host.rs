@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -14,12 +15,18 @@ use std::{
 use carrel_proto::guest::{Interpreter, Language};
 use serde::{Deserialize, Serialize};
 
+const PYTHON_DRIVER: &str = include_str!("../../agent/drivers/python.py");
+/// Where the answer is remembered.
+const MEMORY: &str = "host.json";
+
 /// What the host offers to presets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInterpreters {
     pub interpreters: BTreeMap<Language, Interpreter>,
     /// Directories and files outside `/usr` that they need.
     pub prefixes: Vec<PathBuf>,
+    /// The python driver as bytecode of the interpreter that was found.
+    pub compiled_driver: Option<PathBuf>,
     /// Changes with anything that could change the answer.
     fingerprint: String,
 }
@@ -93,18 +100,18 @@ fn is_program(file: &Path) -> bool {
 }
 
 impl HostInterpreters {
-    /// The remembered answer if nothing has changed, else a new one.
-    pub fn find(cache: &Path) -> Self {
+    /// The answer remembered in `place` if nothing has changed, else a new one.
+    pub fn find(place: &Path) -> Self {
         let fingerprint = fingerprint();
-        let known = fs::read(cache).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        let known = fs::read(place.join(MEMORY)).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
         match known {
             Some(known) if known.fingerprint == fingerprint => known,
-            _ => Self::look(cache),
+            _ => Self::look(place),
         }
     }
 
     /// Asks every interpreter anew.
-    pub fn look(cache: &Path) -> Self {
+    pub fn look(place: &Path) -> Self {
         let path = search_path();
         let mut interpreters = BTreeMap::new();
         let mut prefixes = BTreeSet::new();
@@ -139,15 +146,42 @@ impl HostInterpreters {
             };
             interpreters.insert(language, interpreter);
         }
-        let host = Self { interpreters, prefixes: prefixes.into_iter().collect(), fingerprint: fingerprint() };
-        if let (Some(parent), Ok(text)) = (cache.parent(), serde_json::to_vec(&host)) {
+        let compiled_driver = interpreters.get(&Language::Python).and_then(|python| compile(python, place));
+        let prefixes = prefixes.into_iter().collect();
+        let host = Self { interpreters, prefixes, compiled_driver, fingerprint: fingerprint() };
+        if let Ok(text) = serde_json::to_vec(&host) {
             // Only a memory: without it the next call asks again.
-            let _ = fs::create_dir_all(parent);
-            let making = parent.join(format!("host.{}", std::process::id()));
-            let _ = fs::write(&making, text).and_then(|()| fs::rename(&making, cache));
+            let _ = fs::create_dir_all(place);
+            let making = place.join(format!("host.{}", std::process::id()));
+            let _ = fs::write(&making, text).and_then(|()| fs::rename(&making, place.join(MEMORY)));
         }
         host
     }
+}
+
+/// Compiling the driver takes python longer than starting; so it is done once. `None`: the source does as well.
+fn compile(python: &Interpreter, place: &Path) -> Option<PathBuf> {
+    if python.program.is_empty() {
+        return None;
+    }
+    const COMPILE: &str = "import py_compile as p, sys; p.compile(sys.argv[1], sys.argv[2], sys.argv[3], True, invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)";
+    let mut hasher = DefaultHasher::new();
+    (&python.program, &python.version, PYTHON_DRIVER).hash(&mut hasher);
+    let compiled = place.join(format!("python-{:016x}.pyc", hasher.finish()));
+    if compiled.exists() {
+        return Some(compiled);
+    }
+    fs::create_dir_all(place).ok()?;
+    let source = place.join(format!("python.{}.py", std::process::id()));
+    fs::write(&source, PYTHON_DRIVER).ok()?;
+    let status = Command::new(&python.program)
+        .args(["-I", "-S", "-c", COMPILE])
+        .args([source.as_os_str(), compiled.as_os_str()])
+        .arg("/run/carrel/python.py")
+        .stdin(Stdio::null())
+        .output();
+    let _ = fs::remove_file(&source);
+    status.ok().filter(|output| output.status.success()).map(|_| compiled)
 }
 
 fn ask(language: Language, program: &Path) -> Result<Answer, String> {
@@ -206,7 +240,9 @@ fn reveals_too_much(prefix: &Path) -> bool {
 
 fn fingerprint() -> String {
     let path = search_path();
-    let mut print = String::from("v1;");
+    let mut hasher = DefaultHasher::new();
+    PYTHON_DRIVER.hash(&mut hasher);
+    let mut print = format!("v2;{:x};", hasher.finish());
     for name in ["PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_VERSION", "PYENV_ROOT", "PYTHONHOME", "NVM_BIN", "HOME"] {
         print.push_str(&format!("{name}={};", env::var(name).unwrap_or_default()));
     }

@@ -2,9 +2,9 @@
 
 use std::{
     fs, io,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -89,6 +89,7 @@ impl Jail {
         let (isolation, places) = if jailed {
             let mut plan = request.environment.plan();
             plan.extend(environment::common_plan(&agent, &directory.join("workspace"), &spool, request.limits.memory.0));
+            plan.extend(request.environment.late_plan());
             if let Some(project) = &request.project {
                 plan.push(project_step(project));
             }
@@ -149,11 +150,13 @@ impl Jail {
             let agent_id = ids.agent_outside();
             stage::give(&request.directory.join("spool"), agent_id, agent_id).map_err(failed("giving the spool away"))?;
         }
+        let _ = fs::remove_file(request.directory.join("agent.sock"));
+        // Started first: it loads while the workspace is made, and waits for its description.
+        let stage = start_stage(&agent).map_err(failed("starting the agent's program"))?;
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
         let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
-        let _ = fs::remove_file(request.directory.join("agent.sock"));
-        let pid = run_stage(&spec)?;
+        let pid = run_stage(stage, &spec)?;
         let start_time = start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
         let mut enforced = self.hierarchy.enforced(disk);
         if !jailed {
@@ -222,39 +225,47 @@ impl Backend for Jail {
         Ok(())
     }
 
+    fn restock(&self, limits: &carrel_proto::limits::Limits) {
+        if workspace::probe(limits.disk).0 == Kind::Image {
+            // Without a spare the next sandbox makes its own image.
+            let _ = workspace::restock(&self.state.join("templates"), limits.disk);
+        }
+    }
+
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
         Some(directory.join("workspace"))
     }
 }
 
-/// Runs the stage and reads its answer.
-fn run_stage(spec: &BoxSpec) -> Result<i32, Problem> {
-    let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
-    let mut stage = Command::new(&spec.agent)
+/// A stage that waits for its description; it ends by itself when none comes.
+fn start_stage(agent: &Path) -> io::Result<Child> {
+    Command::new(agent)
         .arg("stage")
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(broken)?;
+}
+
+/// Gives a stage its work and reads its answer.
+fn run_stage(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
+    let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
     if let Some(mut stdin) = stage.stdin.take() {
         let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
         // A stage that has died says why on the other pipe, or by its exit.
         let _ = stdin.write_all(&text);
     }
-    let mut answer = String::new();
-    if let Some(mut stdout) = stage.stdout.take() {
-        stdout.read_to_string(&mut answer).map_err(broken)?;
-    }
-    stage.wait().map_err(broken)?;
     let mut pid = None;
-    for line in answer.lines() {
-        match serde_json::from_str(line).map_err(|error| broken(error.into()))? {
-            Report::Pid(number) => pid = Some(number),
-            Report::Failed(failure) => return Err(explain(&failure)),
+    if let Some(stdout) = stage.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
+                Report::Pid(number) => pid = Some(number),
+                Report::Failed(failure) => return Err(explain(&failure)),
+            }
         }
     }
+    stage.wait().map_err(broken)?;
     pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
 }
 
@@ -312,10 +323,14 @@ fn wait_for_end(pidfd: &rustix::fd::OwnedFd, deadline: Instant) -> bool {
     poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0)
 }
 
-/// Agents of a sandbox whose maker died before it could write down their pid. Their command line names the sandbox.
+/// Agents of a sandbox whose maker died before it could write down their pid. Their environment names the sandbox.
+/// A session's stubs have the same one; they end with their agent, so ending them too does no harm.
 fn find_agents(id: &SandboxId) -> Vec<i32> {
-    let wanted = format!("carrel-agent\0agent\0{id}\0");
-    let is_agent = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == wanted.as_bytes());
+    let wanted = format!("CARREL_SANDBOX={id}\0");
+    let is_agent = |pid: &i32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"carrel\0agent\0")
+            && fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all == wanted.as_bytes())
+    };
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_agent).collect()
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod environment;
+pub mod etc;
 pub mod guest_programs;
 pub mod host;
 pub mod jail;
@@ -84,6 +85,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
     /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem>;
+
+    /// Prepares for the next sandbox like this one; called when nobody waits.
+    fn restock(&self, _limits: &Limits) {}
 
     /// The socket of the agent.
     fn socket(&self, directory: &Path) -> PathBuf {

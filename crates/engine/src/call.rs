@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use carrel_backend::link::{AgentLink, Piece, Reader, Writer};
+pub use carrel_backend::link::AgentLink;
+use carrel_backend::link::{Piece, Reader, Writer};
 use carrel_proto::{
     frame::Stream,
     id::{ExecId, SessionName},
@@ -50,6 +51,35 @@ pub struct Control {
 
 impl Call {
     pub async fn next(&mut self) -> Result<Output<'_>, Problem> {
+        let (reader, control) = self.split();
+        let output = reader.read().await?;
+        if let Output::Started(exec) = &output {
+            control.exec = Some(exec.clone());
+        }
+        Ok(output)
+    }
+
+    /// Reading and acting at the same time. The control acts on calls that have [begun](Control::has_begun) only.
+    pub fn split(&mut self) -> (CallReader<'_>, &mut Control) {
+        (CallReader { reader: &mut self.reader, tag: self.tag, deadline: self.deadline }, &mut self.control)
+    }
+}
+
+/// One half of [`Call::split`].
+#[derive(Debug)]
+pub struct CallReader<'a> {
+    reader: &'a mut Reader,
+    tag: u32,
+    deadline: Option<Instant>,
+}
+
+impl<'a> CallReader<'a> {
+    /// As [`Call::next`].
+    pub async fn next(&mut self) -> Result<Output<'_>, Problem> {
+        CallReader { reader: self.reader, tag: self.tag, deadline: self.deadline }.read().await
+    }
+
+    async fn read(self) -> Result<Output<'a>, Problem> {
         let piece = match self.deadline {
             None => self.reader.next(self.tag).await?,
             Some(deadline) => timeout_at(deadline, self.reader.next(self.tag)).await.map_err(|_| {
@@ -64,33 +94,12 @@ impl Call {
                     .map_err(|error| Problem::new(Code::Protocol, format!("a value that does not parse: {error}")))?,
             ),
             Piece::Chunk { stream, number, offset, bytes } => Output::Bytes { stream, chunk: number, offset, bytes },
-            Piece::Event(Event::Started { exec, .. }) => {
-                self.control.exec = Some(exec.clone());
-                Output::Started(exec)
-            }
+            Piece::Event(Event::Started { exec, .. }) => Output::Started(exec),
             Piece::Event(Event::Finished(outcome)) => Output::Finished(outcome),
             Piece::Event(Event::Attached { next }) => Output::Paused { next },
             Piece::Event(Event::Failed(problem)) => return Err(problem),
             Piece::Event(_) => return Err(Problem::new(Code::Protocol, "the agent answered something else")),
         })
-    }
-
-    /// Reading and acting at the same time.
-    pub fn split(&mut self) -> (CallReader<'_>, &mut Control) {
-        (CallReader { reader: &mut self.reader, tag: self.tag }, &mut self.control)
-    }
-}
-
-/// One half of [`Call::split`].
-#[derive(Debug)]
-pub struct CallReader<'a> {
-    reader: &'a mut Reader,
-    tag: u32,
-}
-
-impl CallReader<'_> {
-    pub async fn next(&mut self) -> Result<Piece<'_>, Problem> {
-        self.reader.next(self.tag).await
     }
 }
 
@@ -102,6 +111,11 @@ impl Control {
 
     fn exec(&self) -> Result<ExecId, Problem> {
         self.exec.clone().ok_or_else(|| Problem::new(Code::InvalidArgument, "the call has not begun"))
+    }
+
+    /// Whether the call has a name, so that it can be acted upon.
+    pub fn has_begun(&self) -> bool {
+        self.exec.is_some()
     }
 
     /// Interrupts; the call then ends by itself.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use carrel_backend::{environment::Environment, host::HostInterpreters};
+use carrel_backend::environment::Environment;
 use carrel_proto::{
     guest::Language,
     problem::{Code, Problem},
@@ -51,9 +51,9 @@ impl Environments {
     }
 
     /// The software of an environment, looked up on this host.
-    pub fn resolve(&self, name: &str, cache: &std::path::Path) -> Result<Environment, Problem> {
+    pub fn resolve(&self, name: &str, derived: &std::path::Path) -> Result<Environment, Problem> {
         match self.source(name)? {
-            Source::Preset(language) => Ok(Environment::preset(name, *language, &HostInterpreters::find(cache))),
+            Source::Preset(language) => Environment::preset(name, *language, derived),
             Source::Artifact(directory) => Environment::artifact(name, directory),
         }
     }

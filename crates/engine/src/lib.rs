@@ -68,6 +68,16 @@ impl Engine {
         &self.settings.state
     }
 
+    /// What presets offer on this host.
+    pub fn host_interpreters(&self) -> std::collections::BTreeMap<carrel_proto::guest::Language, carrel_proto::guest::Interpreter> {
+        carrel_backend::host::HostInterpreters::find(&self.derived()).interpreters
+    }
+
+    /// Where what is derived from the host is kept.
+    pub(crate) fn derived(&self) -> PathBuf {
+        self.settings.state.join("environments")
+    }
+
     /// How this host would hold these limits.
     pub fn enforced(&self, limits: &Limits) -> carrel_proto::limits::Enforced {
         self.jail.enforced(limits)

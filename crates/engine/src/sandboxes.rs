@@ -206,8 +206,7 @@ impl Engine {
         });
         made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
-        let cache = self.settings.state.join("environments/host.json");
-        let environment = self.settings.environments.resolve(&record.spec.environment, &cache)?;
+        let environment = self.settings.environments.resolve(&record.spec.environment, &self.derived())?;
         let request = BoxRequest {
             id: record.id.clone(),
             number: record.number,
@@ -298,7 +297,9 @@ impl Engine {
             self.keep_workspace(&record, target)?;
         }
         self.registry.set_state(&record.id, State::Closing, Some(EndReason::Closed))?;
-        self.erase(&record.id, record.placed.as_ref(), lock)
+        self.erase(&record.id, record.placed.as_ref(), lock)?;
+        self.backend.restock(&record.spec.limits);
+        Ok(())
     }
 
     /// The agent's own view of a sandbox.

@@ -240,7 +240,7 @@ impl Hierarchy {
             directory.as_ref().map(|directory| directory.join(name)).filter(|path| path.exists())
         };
         Ok(CgroupSpec {
-            join: self.directories(name).into_iter().map(|directory| directory.join("cgroup.procs")).collect(),
+            join: self.directories(name).into_iter().map(|directory| directory.join("tasks")).collect(),
             born_in: None,
             oom: file(&memory, "memory.oom_control"),
             memory_peak: file(&memory, "memory.max_usage_in_bytes"),

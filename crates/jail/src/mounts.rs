@@ -205,8 +205,8 @@ pub fn enter(root: &OwnedFd) -> Result<(), MountError> {
 
 /// What of `/proc` says more about the host than a box needs.
 const MASKED: &[&str] = &[
-    "acpi", "bus", "driver", "fs", "interrupts", "irq", "kallsyms", "kcore", "key-users", "keys", "latency_stats",
-    "sched_debug", "scsi", "sysrq-trigger", "sysvipc", "timer_list",
+    "acpi", "asound", "interrupts", "kallsyms", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "sysrq-trigger",
+    "timer_list",
 ];
 
 /// Inside a session's new mount namespace: its own processes in `/proc`, read-only, and what only the agent may

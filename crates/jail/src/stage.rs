@@ -62,7 +62,8 @@ pub enum Isolation {
 /// Cgroups that the box belongs to, and files its agent reads.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct CgroupSpec {
-    /// `cgroup.procs` files to join before the box is made (v1).
+    /// `tasks` files that the stage joins by writing `0` (v1). One thread moving itself is the only move that does not
+    /// wait for every CPU of the host: `cgroup.procs`, or somebody else's pid, takes 10 ms and more after an idle spell.
     pub join: Vec<PathBuf>,
     /// The directory of a v2 cgroup that the box is born in.
     pub born_in: Option<PathBuf>,
@@ -140,8 +141,8 @@ fn try_run() -> Result<(), Failure> {
     let _ = setsid();
     std::env::set_current_dir(&spec.directory).or_fail("entering the sandbox's directory")?;
 
-    for procs in &spec.cgroup.join {
-        fs::write(procs, "0").or_fail("joining a cgroup")?;
+    for tasks in &spec.cgroup.join {
+        fs::write(tasks, "0").or_fail("joining a cgroup")?;
     }
     let born_in = match &spec.cgroup.born_in {
         Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
@@ -237,10 +238,13 @@ fn become_agent(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover, 
     match prepare(spec, listener, meters, inside) {
         Err(failure) => failure,
         Ok(program) => {
+            // The id is in the environment, which the host's owner can read and user code cannot: the stubs of a
+            // session share this command line.
             let error = Command::new(&program)
-                .arg0("carrel-agent")
-                .args(["agent", spec.config.sandbox.as_str()])
+                .arg0("carrel")
+                .arg("agent")
                 .env_clear()
+                .env("CARREL_SANDBOX", spec.config.sandbox.as_str())
                 .exec();
             Failure::new(format!("starting the agent {}", program.display()), &error)
         }

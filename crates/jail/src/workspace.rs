@@ -61,9 +61,26 @@ pub fn probe(limit: ByteSize) -> (Kind, Enforcement) {
 /// Makes a workspace of `limit` bytes at `directory`, which exists and is empty. `templates` keeps one formatted
 /// image per size, because formatting takes longer than everything else together.
 pub fn create(directory: &Path, image: &Path, templates: &Path, limit: ByteSize) -> io::Result<()> {
-    let template = template(templates, limit)?;
-    copy_sparse(&template, image)?;
+    if fs::rename(spare(templates, limit), image).is_err() {
+        copy_sparse(&template(templates, limit)?, image)?;
+    }
     attach(directory, image)
+}
+
+/// A blank image made in advance, taken by the next sandbox of this size.
+fn spare(templates: &Path, limit: ByteSize) -> PathBuf {
+    templates.join(format!("spare-{}.ext4", limit.0))
+}
+
+/// Makes the next spare, off anybody's way: when a sandbox closes.
+pub fn restock(templates: &Path, limit: ByteSize) -> io::Result<()> {
+    let spare = spare(templates, limit);
+    if spare.exists() {
+        return Ok(());
+    }
+    let making = templates.join(format!("spare-{}.{}", limit.0, std::process::id()));
+    copy_sparse(&template(templates, limit)?, &making)?;
+    fs::rename(&making, &spare)
 }
 
 /// Mounts an existing image, unless it is mounted already.

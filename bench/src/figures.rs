@@ -1,0 +1,93 @@
+//! Samples, and rows of the printed table.
+
+use std::{fmt::Write as _, time::Duration};
+
+#[derive(Debug, Default)]
+pub(crate) struct Samples(Vec<Duration>);
+
+impl Samples {
+    pub(crate) fn add(&mut self, sample: Duration) {
+        self.0.push(sample);
+    }
+
+    /// The sample at this part of the sorted whole, in microseconds.
+    fn at(&self, part: f64) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index into a few hundred samples")]
+        let index = ((sorted.len() as f64 - 1.0) * part).round().max(0.0) as usize;
+        sorted.get(index).map(|sample| sample.as_secs_f64() * 1e6)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+    None,
+}
+
+#[derive(Debug)]
+pub(crate) struct Row {
+    name: String,
+    measured: String,
+    value: Option<f64>,
+    unit: &'static str,
+    target: Target,
+}
+
+impl Row {
+    pub(crate) fn floor(samples: &Samples) -> Self {
+        Self { name: "floor: fork+exec /bin/true".into(), measured: times(samples), value: Some(1.0), unit: "x", target: Target::None }
+    }
+
+    pub(crate) fn ratio(name: &str, samples: &Samples, floor: &Samples, target: Target) -> Self {
+        let value = samples.at(0.5).zip(floor.at(0.5)).map(|(value, floor)| value / floor);
+        Self { name: name.into(), measured: times(samples), value, unit: "x", target }
+    }
+
+    pub(crate) fn rate(name: &str, bytes: u64, time: Duration, target: Target) -> Self {
+        let rate = bytes as f64 / 1e6 / time.as_secs_f64();
+        Self { name: name.into(), measured: format!("{:.0} MB", bytes as f64 / 1e6), value: Some(rate), unit: " MB/s", target }
+    }
+
+    pub(crate) fn size(name: &str, bytes: u64, target: Target) -> Self {
+        let size = bytes as f64 / f64::from(1 << 20);
+        Self { name: name.into(), measured: "PSS".into(), value: Some(size), unit: " MB", target }
+    }
+
+    pub(crate) fn is_met(&self) -> bool {
+        match (self.target, self.value) {
+            (Target::AtMost(most), Some(value)) => value <= most,
+            (Target::AtLeast(least), Some(value)) => value >= least,
+            _ => true,
+        }
+    }
+}
+
+fn times(samples: &Samples) -> String {
+    match (samples.at(0.5), samples.at(0.99)) {
+        (Some(p50), Some(p99)) => format!("p50 {p50:.0} µs, p99 {p99:.0} µs, n={}", samples.0.len()),
+        _ => "not measured: interpreter missing".into(),
+    }
+}
+
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "{:<45} {:>12} {:>12}   {:<4} measured", "what", "value", "target", "");
+    for row in rows {
+        let value = row.value.map_or_else(|| "–".into(), |value| format!("{value:.2}{}", row.unit));
+        let target = match row.target {
+            Target::AtMost(most) => format!("≤ {most}{}", row.unit),
+            Target::AtLeast(least) => format!("≥ {least}{}", row.unit),
+            Target::None => String::new(),
+        };
+        let verdict = match row.target {
+            Target::None => "",
+            _ if row.is_met() => "ok",
+            _ => "MISS",
+        };
+        let _ = writeln!(out, "{:<45} {value:>12} {target:>12}   {verdict:<4} {}", row.name, row.measured);
+    }
+    out
+}

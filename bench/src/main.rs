@@ -1,0 +1,116 @@
+//! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
+//! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
+//!
+//! `cargo run --release -p carrel-bench [-- --short]` prints the table and exits non-zero if a target is missed
+//! by more than the slack of a shared machine.
+
+mod figures;
+mod memory;
+mod sandbox;
+
+use std::{
+    io::Write,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use carrel_proto::{guest::Language, problem::Problem};
+use figures::{Row, Samples, Target};
+use sandbox::World;
+
+/// How often each cold start is measured; the short form is for CI.
+const ROUNDS: usize = 40;
+const SHORT_ROUNDS: usize = 8;
+/// Warm calls per round.
+const WARM: usize = 50;
+/// Output pushed through to the caller, in bytes.
+const FLOOD: u64 = 256 << 20;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let short = std::env::args().any(|argument| argument == "--short");
+    match measure(if short { SHORT_ROUNDS } else { ROUNDS }).await {
+        Ok(rows) => {
+            let table = figures::table(&rows);
+            let _ = std::io::stdout().write_all(table.as_bytes());
+            if rows.iter().all(Row::is_met) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(problem) => {
+            let _ = writeln!(std::io::stderr(), "error: {problem}\nhint: {}", problem.hint);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Wall time of one command from start to end.
+fn spawn(program: &str, arguments: &[&str]) -> Duration {
+    let start = Instant::now();
+    let status = Command::new(program)
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match status {
+        Ok(_) => start.elapsed(),
+        Err(_) => Duration::ZERO,
+    }
+}
+
+async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
+    let world = World::open()?;
+    let has = |language| world.has(language);
+    let mut floor = Samples::default();
+    let mut bare_node = Samples::default();
+    let mut cold = [Samples::default(), Samples::default(), Samples::default()];
+    let mut warm = Samples::default();
+    let mut boxes = Samples::default();
+    let mut bare_python = Samples::default();
+    let languages = [(Language::Python, "1"), (Language::Bash, ":"), (Language::Node, "1")];
+
+    let session = world.session().await?;
+    let mut caller = world.caller(&session).await?;
+    // One of each before counting: templates, caches and page cache are not what is measured.
+    for (language, code) in languages.into_iter().filter(|(language, _)| has(*language)) {
+        world.cold(language, code).await?;
+    }
+    for _ in 0..rounds {
+        for _ in 0..4 {
+            floor.add(spawn("/bin/true", &[]));
+        }
+        for (slot, (language, code)) in cold.iter_mut().zip(languages) {
+            if has(language) {
+                slot.add(world.cold(language, code).await?);
+            }
+        }
+        boxes.add(world.create().await?);
+        if has(Language::Python) {
+            bare_python.add(spawn(world.program(Language::Python), &["-I", "-S", "-c", "1"]));
+        }
+        if has(Language::Node) {
+            bare_node.add(spawn(world.program(Language::Node), &["-e", "0"]));
+        }
+        for _ in 0..if has(Language::Python) { WARM } else { 0 } {
+            warm.add(caller.call(Language::Python, "1").await?);
+        }
+    }
+    let mut rows = vec![Row::floor(&floor)];
+    rows.push(Row::ratio("bare `python -I -S -c 1`", &bare_python, &floor, Target::None));
+    rows.push(Row::ratio("create a sandbox", &boxes, &floor, Target::None));
+    rows.push(Row::ratio("create to first result, python", &cold[0], &floor, Target::AtMost(25.0)));
+    rows.push(Row::ratio("create to first result, bash", &cold[1], &floor, Target::AtMost(10.0)));
+    rows.push(Row::ratio("create to first result, node", &cold[2], &floor, Target::None));
+    rows.push(Row::ratio("  the same against bare `node -e 0`", &cold[2], &bare_node, Target::AtMost(1.5)));
+    rows.push(Row::ratio("warm python call", &warm, &floor, Target::AtMost(0.5)));
+    if has(Language::Python) {
+        let memory = memory::of_sandbox(&session);
+        rows.push(Row::size("idle python session, all processes", memory.total, Target::AtMost(14.0)));
+        rows.push(Row::size("  of it carrel's own (agent, init, runner)", memory.own, Target::None));
+        rows.push(Row::size("  of it the agent", memory.agent, Target::AtMost(2.0)));
+        let (bytes, time) = world.flood(&session, FLOOD).await?;
+        rows.push(Row::rate("stdout through to the caller", bytes, time, Target::AtLeast(200.0)));
+    }
+    world.close(session).await?;
+    Ok(rows)
+}

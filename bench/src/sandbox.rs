@@ -1,0 +1,130 @@
+//! What is measured, through the engine as any front door uses it.
+
+use std::time::{Duration, Instant};
+
+use carrel_engine::{
+    Engine, Environments, Record, Settings, Wish,
+    call::{Call, Output, start_run},
+};
+use carrel_proto::{
+    guest::Language,
+    id::SessionName,
+    message::{Run, Status},
+    problem::{Code, Problem},
+};
+
+pub(crate) struct World {
+    engine: Engine,
+    status: Status,
+    _state: tempfile::TempDir,
+}
+
+fn run(language: Language, code: &str) -> Run {
+    let timeout_ms = 120_000;
+    Run { session: SessionName::main(), language, code: code.to_owned(), timeout_ms, cancel_on_disconnect: true }
+}
+
+fn wish() -> Wish {
+    Wish { idle_timeout_s: 600, max_lifetime_s: 3600, ..Wish::default() }
+}
+
+async fn finish(call: &mut Call) -> Result<u64, Problem> {
+    let mut bytes_seen = 0;
+    loop {
+        match call.next().await? {
+            Output::Bytes { bytes, .. } => bytes_seen += bytes.len() as u64,
+            Output::Finished(outcome) if outcome.exit_code == 0 => return Ok(bytes_seen),
+            Output::Finished(outcome) => return Err(Problem::internal(format!("a measured call failed: {outcome:?}"))),
+            _ => {}
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn open() -> Result<Self, Problem> {
+        let state = tempfile::tempdir().map_err(Problem::internal)?;
+        let settings = Settings { state: state.path().to_path_buf(), environments: Environments::default() };
+        let engine = Engine::open(settings)?;
+        let empty = Status { sessions: Vec::new(), interpreters: Default::default(), running: 0, idle_ms: 0, age_ms: 0 };
+        let interpreters = engine.host_interpreters();
+        Ok(Self { engine, status: Status { interpreters, ..empty }, _state: state })
+    }
+
+    pub(crate) fn program(&self, language: Language) -> &str {
+        self.status.interpreters.get(&language).map_or("", |interpreter| &interpreter.program)
+    }
+
+    pub(crate) fn has(&self, language: Language) -> bool {
+        !self.program(language).is_empty()
+    }
+
+    /// From nothing to the first result of a new sandbox. Its end is not counted.
+    pub(crate) async fn cold(&self, language: Language, code: &str) -> Result<Duration, Problem> {
+        let start = Instant::now();
+        let record = self.engine.ephemeral(&wish()).await?;
+        let mut call = self.engine.run(&record, run(language, code)).await?;
+        finish(&mut call).await?;
+        let time = start.elapsed();
+        self.engine.close(&record, None).await?;
+        Ok(time)
+    }
+
+    /// A sandbox whose agent answers; no interpreter yet.
+    pub(crate) async fn create(&self) -> Result<Duration, Problem> {
+        let start = Instant::now();
+        let record = self.engine.ephemeral(&wish()).await?;
+        self.engine.connect(&record).await?;
+        let time = start.elapsed();
+        self.engine.close(&record, None).await?;
+        Ok(time)
+    }
+
+    pub(crate) async fn session(&self) -> Result<Record, Problem> {
+        let key = "user:bench:warm".parse().map_err(Problem::internal)?;
+        Ok(self.engine.sandbox(&key, &wish()).await?.record)
+    }
+
+    /// A caller that keeps its line open between calls, as a server does.
+    pub(crate) async fn caller(&self, record: &Record) -> Result<Caller, Problem> {
+        let link = self.engine.connect(record).await?;
+        let mut caller = Caller { link: Some(link) };
+        for _ in 0..3 {
+            if self.has(Language::Python) {
+                caller.call(Language::Python, "1").await?;
+            }
+        }
+        Ok(caller)
+    }
+
+    /// Output of python through to us.
+    pub(crate) async fn flood(&self, record: &Record, bytes: u64) -> Result<(u64, Duration), Problem> {
+        let code = format!("import os\nb = b'x' * (1 << 20)\nfor _ in range({}):\n  os.write(1, b)", bytes >> 20);
+        let start = Instant::now();
+        let mut call = self.engine.run(record, run(Language::Python, &code)).await?;
+        let seen = finish(&mut call).await?;
+        if seen != bytes {
+            return Err(Problem::new(Code::Internal, format!("{seen} of {bytes} bytes came through")));
+        }
+        Ok((seen, start.elapsed()))
+    }
+
+    pub(crate) async fn close(&self, record: Record) -> Result<(), Problem> {
+        self.engine.close(&record, None).await
+    }
+}
+
+pub(crate) struct Caller {
+    link: Option<carrel_engine::call::AgentLink>,
+}
+
+impl Caller {
+    pub(crate) async fn call(&mut self, language: Language, code: &str) -> Result<Duration, Problem> {
+        let link = self.link.take().ok_or_else(|| Problem::internal("the line is in use"))?;
+        let start = Instant::now();
+        let mut call = start_run(link, run(language, code)).await?;
+        finish(&mut call).await?;
+        let time = start.elapsed();
+        self.link = Some(call.into_link());
+        Ok(time)
+    }
+}

@@ -1,0 +1,105 @@
+//! Examples at the end of each `--help`.
+
+pub(super) const ALL: &str = "\
+Examples:
+  carrel run 'print(6*7)'                      python in a fresh sandbox, gone afterwards
+  carrel run -s work 'x = [1, 2, 3]'           a session: x is there at the next call
+  carrel run -s work -e bash 'cd /tmp; ls'     bash in the same sandbox
+  carrel exec work -- pytest -q                a command in it
+  carrel ls                                    what there is
+  carrel close work                            the end of it
+
+Exit codes: of the code that ran; 124 timeout, 125 carrel's own failure, 127 no such command, 130 interrupted.
+Colours follow the terminal and NO_COLOR.";
+
+pub(super) const RUN: &str = "\
+Examples:
+  carrel run 'print(6*7)'
+  carrel run -e node '[1, 2, 3].map(x => x * 2)'
+  carrel run -s work - < script.py
+  carrel run -s work --file train.py --timeout 5m
+  carrel run -s work/tests -e bash 'make test'      another session of the sandbox `work`
+  carrel run --project . 'open(\"/project/README.md\").read()[:80]'
+  carrel run --json 'undefined_name'";
+
+pub(super) const EXEC: &str = "\
+Examples:
+  carrel exec work -- pytest -q
+  carrel exec -d work -- python3 -m http.server 8000
+  carrel exec -i work -- tar xz < source.tar.gz
+  carrel exec -it work -- top
+  carrel exec -e DEBUG=1 -C /workspace/app work -- make";
+
+pub(super) const LOGS: &str = "\
+Examples:
+  carrel logs work ex_3
+  carrel logs work ex_3 --follow
+  carrel logs work ex_3 --since 12 --json";
+
+pub(super) const WAIT: &str = "\
+Examples:
+  carrel wait work ex_3
+  carrel wait work ex_3 --timeout 10m || echo failed";
+
+pub(super) const KILL: &str = "\
+Examples:
+  carrel kill work ex_3
+  carrel kill work ex_3 --signal KILL";
+
+pub(super) const LS: &str = "\
+Examples:
+  carrel ls
+  carrel ls --json | jq -r '.sandboxes[].id'";
+
+pub(super) const INSPECT: &str = "\
+Examples:
+  carrel inspect work
+  carrel inspect sbx_abcdefghijkmnpqr --json";
+
+pub(super) const OPEN: &str = "\
+Examples:
+  carrel open work
+  carrel open work -e node --memory 2GB --cpus 4 --idle-timeout 1h
+  carrel open work --project . --project-writable";
+
+pub(super) const CLOSE: &str = "\
+Examples:
+  carrel close work
+  carrel close work --keep-workspace ./result
+  carrel close --all";
+
+pub(super) const SHELL: &str = "\
+Examples:
+  carrel shell work
+  carrel shell work -e python";
+
+pub(super) const CP: &str = "\
+Examples:
+  carrel cp data.csv work:data.csv
+  carrel cp work:out/plot.png .
+  carrel cp -r src work:src
+  carrel cp -r work:/workspace ./result
+  curl -s https://example.org | carrel cp - work:page.html
+  carrel cp -r work:src - | tar t";
+
+pub(super) const FILES: &str = "\
+Examples:
+  carrel files ls work --long
+  carrel files cat work notes.md
+  carrel files rm -r work build
+  carrel files search work TODO --glob '*.py'";
+
+pub(super) const DOCTOR: &str = "\
+Examples:
+  carrel doctor
+  carrel doctor --prove";
+
+pub(super) const CONFIG: &str = "\
+Examples:
+  carrel config show
+  carrel --config other.toml config show --json";
+
+pub(super) const COMPLETIONS: &str = "\
+Examples:
+  carrel completions bash > ~/.local/share/bash-completion/completions/carrel
+  carrel completions fish > ~/.config/fish/completions/carrel.fish";

@@ -1,0 +1,76 @@
+//! One file per command. Each takes its arguments and a [`Context`], prints, and says the exit code.
+
+mod close;
+mod completions;
+mod config;
+mod cp;
+mod doctor;
+mod exec;
+mod files;
+mod inspect;
+mod kill;
+mod logs;
+mod ls;
+mod open;
+mod run;
+mod shell;
+mod wait;
+
+use std::{io::Write, process::ExitCode};
+
+use carrel_proto::problem::{Code, Problem};
+
+use crate::{
+    args::{Cli, Command},
+    config::{Config, Surroundings},
+    context::Context,
+    output::Output,
+};
+
+pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Problem> {
+    if let Command::Completions { shell } = &cli.command {
+        return completions::run(*shell, output);
+    }
+    let config = Config::load(&Surroundings::of_this_process()?, cli.global.config.as_deref(), &cli.flags())?;
+    if let Command::Config(command) = &cli.command {
+        return config::run(command, &config, output);
+    }
+    let context = Context::open(output, config.settings()?)?;
+    match &cli.command {
+        Command::Run(args) => Box::pin(run::run(args, &context)).await,
+        Command::Exec(args) => Box::pin(exec::run(args, &context)).await,
+        Command::Logs(args) => logs::run(args, &context).await,
+        Command::Wait(args) => wait::run(args, &context).await,
+        Command::Kill(args) => kill::run(args, &context).await,
+        Command::Ls => ls::run(&context),
+        Command::Inspect(args) => inspect::run(args, &context).await,
+        Command::Open(args) => open::run(args, &context).await,
+        Command::Close(args) => close::run(args, &context).await,
+        Command::Shell(args) => Box::pin(shell::run(args, &context)).await,
+        Command::Cp(args) => cp::run(args, &context).await,
+        Command::Files(args) => files::run(args, &context).await,
+        Command::Doctor(args) => doctor::run(args, &context).await,
+        Command::Config(_) | Command::Completions { .. } => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Arguments that do not parse, or a wish for help.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    // What did not parse cannot be asked whether it wanted JSON.
+    let json = std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json");
+    if json {
+        let text = error.to_string();
+        let text = text.trim_start_matches("error: ");
+        let (message, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+        let usage = rest.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default();
+        Output::new(true, false).fail(&Problem::new(Code::InvalidArgument, message.trim()).hint(usage));
+    } else {
+        let _ = error.print();
+        let _ = std::io::stderr().flush();
+    }
+    ExitCode::from(125)
+}

@@ -1,0 +1,257 @@
+//! `carrel run`: code for an interpreter.
+
+use std::{io::Read, process::ExitCode};
+
+use carrel_engine::{Note, Record};
+use carrel_proto::{
+    guest::Language,
+    id::{ExecId, SessionName},
+    message::{Display, MAX_CODE, Run as RunRequest},
+    outcome::{Cause, Exception, Outcome, Receipt, SessionState},
+    problem::{Code, Problem},
+};
+use serde::Serialize;
+
+use crate::{
+    args::Run,
+    context::{Context, exit_code, note_text, signal_code},
+    live::{Images, Live},
+    output::Output,
+    progress::Progress,
+    signals::{Interrupts, PIPE},
+    stream::{End, Input, OnSignal, Sink, pump},
+    transcript::{Kept, Transcript},
+};
+
+pub(crate) async fn run(args: &Run, context: &Context<'_>) -> Result<ExitCode, Problem> {
+    let code = code(args)?;
+    let mut interrupts = Interrupts::listen()?;
+    let (place, signal) = place(args, context, &mut interrupts).await?;
+    let ended = match signal {
+        Some(signal) => Ok(ExitCode::from(signal_code(signal))),
+        None => place.run(args, context, code, &mut interrupts).await,
+    };
+    if args.session.is_none()
+        && let Err(problem) = context.engine.close(&place.record, None).await
+    {
+        // The next call cleans up; what this one has to say matters more.
+        context.output.detail(format_args!("closing the sandbox: {problem}"));
+    }
+    ended
+}
+
+/// Where a run takes place.
+struct Place {
+    record: Record,
+    session: SessionName,
+    note: Option<String>,
+}
+
+/// The sandbox for a run. A signal while it is made is returned with it, so that nothing half made stays behind; a second
+/// one leaves at once.
+async fn place(args: &Run, context: &Context<'_>, interrupts: &mut Interrupts) -> Result<(Place, Option<i32>), Problem> {
+    let making = async {
+        let environment = args.making.environment.as_deref();
+        let Some(target) = &args.session else {
+            let _progress = Progress::start(context.output, "starting the sandbox");
+            let record = context.engine.ephemeral(&context.settings.wish(environment)).await?;
+            return Ok(Place { record, session: SessionName::main(), note: None });
+        };
+        let found = context.sandbox(target, environment).await?;
+        context.session(&found.record, &target.session()).await?;
+        let ignored = args.making.given();
+        if !found.created && !ignored.is_empty() {
+            context.output.note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
+        }
+        let note = found.note.map(|note: Note| note_text(note, &target.name));
+        Ok(Place { record: found.record, session: target.session(), note })
+    };
+    let mut making = std::pin::pin!(making);
+    let mut got = None;
+    loop {
+        tokio::select! {
+            place = &mut making => return Ok((place?, got)),
+            signal = interrupts.next() => {
+                if got.replace(signal).is_some() {
+                    return Err(Problem::new(Code::Cancelled, "interrupted"));
+                }
+            }
+        }
+    }
+}
+
+impl Place {
+    async fn run(
+        &self,
+        args: &Run,
+        context: &Context<'_>,
+        code: String,
+        interrupts: &mut Interrupts,
+    ) -> Result<ExitCode, Problem> {
+        let language = context.language(&self.record, args.making.environment.as_deref())?;
+        if let Some(note) = &self.note {
+            context.output.note(note);
+        }
+        let request = RunRequest {
+            session: self.session.clone(),
+            language,
+            code,
+            timeout_ms: u64::try_from(context.settings.timeout.as_millis()).unwrap_or(u64::MAX),
+            cancel_on_disconnect: true,
+        };
+        let progress = Progress::start(context.output, "running");
+        let call = context.engine.run(&self.record, request).await?;
+        if context.output.json {
+            let mut transcript = Transcript::new(args.max_output.0);
+            let end = pump(call, &mut transcript, Input::default(), interrupts, OnSignal::Cancel).await?;
+            let mut images = Images::to(args.save_images.clone());
+            for (mime, data) in transcript.results.iter().flat_map(|result| &result.mime) {
+                if let (true, Some(data)) = (mime.starts_with("image/"), data.as_str()) {
+                    images.save(mime, data)?;
+                }
+            }
+            let reply = Reply::new(&self.record, &self.session, Some(language), &transcript, self.note.as_deref());
+            return reply.print(&end, context.output);
+        }
+        let mut live = Live::new(context.output, progress, args.save_images.clone());
+        let end = pump(call, &mut live, Input::default(), interrupts, OnSignal::Cancel).await?;
+        let closed = live.closed();
+        drop(live);
+        Ok(finish(&end, closed, context.output))
+    }
+}
+
+/// What people are told at the end of a call.
+pub(crate) fn finish(end: &End, closed: bool, output: &Output) -> ExitCode {
+    match end {
+        End::Left(signal) => ExitCode::from(signal_code(*signal)),
+        End::Paused(_) => ExitCode::SUCCESS,
+        End::Finished(_) if closed => ExitCode::from(signal_code(PIPE)),
+        End::Finished(outcome) => {
+            match &outcome.problem {
+                Some(problem) => {
+                    let session_state = outcome.session_state;
+                    output.complain(&Problem { session_state, ..problem.clone() });
+                }
+                None => output.state(outcome.session_state),
+            }
+            output.detail(summary(&outcome.receipt));
+            ExitCode::from(exit_code(outcome))
+        }
+    }
+}
+
+fn summary(receipt: &Receipt) -> String {
+    format!(
+        "{:.1} ms, {:.1} ms of CPU, at most {} of memory, {} processes left",
+        milliseconds(receipt.duration_us),
+        milliseconds(receipt.cpu_us),
+        carrel_proto::limits::ByteSize(receipt.peak_memory),
+        receipt.processes,
+    )
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people, to a tenth")]
+fn milliseconds(micros: u64) -> f64 {
+    micros as f64 / 1000.0
+}
+
+/// The object of `run --json` and `exec --json`: docs/cli-json.md.
+#[derive(Debug, Serialize)]
+pub(crate) struct Reply<'a> {
+    sandbox: &'a str,
+    session: &'a str,
+    exec: Option<&'a ExecId>,
+    environment: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<Language>,
+    exit_code: Option<u8>,
+    cause: Option<Cause>,
+    session_state: SessionState,
+    stdout: &'a Kept,
+    stderr: &'a Kept,
+    results: &'a [Display],
+    exception: Option<&'a Exception>,
+    error: Option<&'a Problem>,
+    receipt: Option<&'a Receipt>,
+    note: Option<&'a str>,
+}
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(
+        record: &'a Record,
+        session: &'a SessionName,
+        language: Option<Language>,
+        transcript: &'a Transcript,
+        note: Option<&'a str>,
+    ) -> Self {
+        Self {
+            sandbox: record.id.as_str(),
+            session: session.as_str(),
+            exec: transcript.exec.as_ref(),
+            environment: &record.spec.environment,
+            language,
+            exit_code: None,
+            cause: None,
+            session_state: SessionState::None,
+            stdout: &transcript.stdout,
+            stderr: &transcript.stderr,
+            results: &transcript.results,
+            exception: None,
+            error: None,
+            receipt: None,
+            note,
+        }
+    }
+
+    pub(crate) fn print(mut self, end: &'a End, output: &Output) -> Result<ExitCode, Problem> {
+        let left;
+        let code = match end {
+            End::Finished(outcome) => {
+                let outcome: &Outcome = outcome;
+                self.exec = Some(&outcome.exec);
+                self.cause = Some(outcome.cause);
+                self.session_state = outcome.session_state;
+                self.exception = outcome.exception.as_ref();
+                self.error = outcome.problem.as_ref();
+                self.receipt = Some(&outcome.receipt);
+                exit_code(outcome)
+            }
+            End::Paused(_) => 0,
+            End::Left(signal) => {
+                left = Problem::new(Code::Cancelled, "interrupted before the call ended");
+                self.cause = Some(Cause::Cancelled);
+                self.error = Some(&left);
+                signal_code(*signal)
+            }
+        };
+        self.exit_code = Some(code);
+        output.object(&self)?;
+        Ok(ExitCode::from(code))
+    }
+}
+
+/// The code, from wherever it is.
+fn code(args: &Run) -> Result<String, Problem> {
+    let bad = |what: String| Problem::new(Code::InvalidArgument, what);
+    let too_large = || Problem::new(Code::TooLarge, format!("the code is larger than {MAX_CODE} bytes")).hint("copy it into the sandbox with `carrel cp` and run it there");
+    let read = |name: &str, input: &mut dyn Read| {
+        let mut bytes = Vec::new();
+        input.take(MAX_CODE as u64 + 1).read_to_end(&mut bytes).map_err(|error| bad(format!("{name}: {error}")))?;
+        if bytes.len() > MAX_CODE {
+            return Err(too_large());
+        }
+        String::from_utf8(bytes).map_err(|_| bad(format!("{name} is not text in UTF-8")).hint("save it as UTF-8"))
+    };
+    match (&args.code, &args.file) {
+        (Some(code), _) if code == "-" => read("stdin", &mut std::io::stdin()),
+        (Some(code), _) if code.len() > MAX_CODE => Err(too_large()),
+        (Some(code), _) => Ok(code.clone()),
+        (None, Some(path)) => {
+            let name = path.display().to_string();
+            let mut file = std::fs::File::open(path).map_err(|error| bad(format!("{name}: {error}")).hint("check the path after --file"))?;
+            read(&name, &mut file)
+        }
+        (None, None) => Err(bad("there is no code".to_owned()).hint("give it as an argument, with --file, or `-` for stdin")),
+    }
+}

@@ -1,0 +1,408 @@
+//! Settings from everywhere, with their origins: defaults, files, variables, flags, each over the one before.
+//!
+//! Nothing here reads the process's own environment: [`Surroundings`] carries it, so that tests can make one.
+
+mod file;
+mod keys;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use carrel_backend::{IsolationLevel, Project};
+use carrel_engine::{Environments, Source, Wish};
+use carrel_proto::{
+    limits::{ByteSize, Limits},
+    problem::{Code, Problem},
+};
+
+pub(crate) use keys::{Key, Value, time};
+
+use file::Author;
+use keys::nearest;
+
+const FILE: &str = "carrel.toml";
+const SYSTEM_FILE: &str = "/etc/carrel/carrel.toml";
+const SYSTEM_STATE: &str = "/var/lib/carrel";
+/// What other tools call the project's directory; weaker than carrel's own variable.
+const PROJECT_DIR: &str = "PROJECT_DIR";
+
+/// What a process finds around itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Surroundings {
+    pub(crate) variables: BTreeMap<OsString, OsString>,
+    pub(crate) directory: PathBuf,
+    pub(crate) root: bool,
+}
+
+impl Surroundings {
+    pub(crate) fn of_this_process() -> Result<Self, Problem> {
+        let directory = std::env::current_dir()
+            .map_err(|error| Problem::new(Code::InvalidArgument, format!("the current directory: {error}")))?;
+        let root = rustix::process::geteuid().is_root();
+        Ok(Self { variables: std::env::vars_os().collect(), directory, root })
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        let value = self.variables.get(&OsString::from(name))?;
+        Some(PathBuf::from(value)).filter(|path| path.is_absolute())
+    }
+
+    fn home(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
+        self.path(variable).or_else(|| Some(self.path("HOME")?.join(below_home)))
+    }
+
+    fn user_files(&self) -> Vec<PathBuf> {
+        let system = self.root.then(|| PathBuf::from(SYSTEM_FILE));
+        let own = self.home("XDG_CONFIG_HOME", ".config").map(|home| home.join("carrel").join(FILE));
+        system.into_iter().chain(own).collect()
+    }
+
+    /// The nearest one above the current directory.
+    fn project_file(&self) -> Option<PathBuf> {
+        let known = self.user_files();
+        let found = self.directory.ancestors().map(|directory| directory.join(FILE)).find(|file| file.is_file());
+        found.filter(|file| !known.contains(file))
+    }
+
+    fn state(&self) -> Result<PathBuf, Problem> {
+        if self.root {
+            return Ok(SYSTEM_STATE.into());
+        }
+        self.home("XDG_STATE_HOME", ".local/state").map(|home| home.join("carrel")).ok_or_else(|| {
+            Problem::new(Code::Config, "there is no place for carrel's state: neither XDG_STATE_HOME nor HOME is set")
+                .hint("name one with --state DIR or CARREL_STATE")
+        })
+    }
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Default,
+    File(PathBuf, usize),
+    Variable(String),
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::Variable(name) => f.write_str(name),
+            Origin::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A setting as a flag said it.
+#[derive(Debug, Clone)]
+pub(crate) struct Flag {
+    pub(crate) key: Key,
+    pub(crate) name: &'static str,
+    pub(crate) text: String,
+}
+
+/// Every setting with its origin.
+#[derive(Debug)]
+pub(crate) struct Config {
+    values: BTreeMap<Key, (Value, Origin)>,
+    environments: BTreeMap<String, (Source, Origin)>,
+    /// Files that were read.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+impl Config {
+    /// Layer upon layer. With `only` that file takes the place of all others.
+    pub(crate) fn load(around: &Surroundings, only: Option<&Path>, flags: &[Flag]) -> Result<Self, Problem> {
+        let mut config = Self::defaults(around)?;
+        match only {
+            Some(path) => {
+                let path = around.directory.join(path);
+                if !config.add_file(&path, Author::User)? {
+                    return Err(Problem::new(Code::Config, format!("{} does not exist", path.display()))
+                        .hint("check the path after --config"));
+                }
+            }
+            None => {
+                for path in around.user_files() {
+                    config.add_file(&path, Author::User)?;
+                }
+                if let Some(path) = around.project_file() {
+                    config.add_file(&path, Author::Project)?;
+                }
+            }
+        }
+        config.add_variables(around)?;
+        config.add_flags(around, flags)?;
+        Ok(config)
+    }
+
+    fn defaults(around: &Surroundings) -> Result<Self, Problem> {
+        let mut values = BTreeMap::new();
+        for key in Key::ALL {
+            if let Some(value) = key.default() {
+                values.insert(key, (value, Origin::Default));
+            }
+        }
+        if let Ok(state) = around.state() {
+            values.insert(Key::State, (Value::Path(state), Origin::Default));
+        }
+        let environments = Environments::default();
+        let presets = environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
+        Ok(Self { values, environments: presets.collect(), files: Vec::new() })
+    }
+
+    fn add_file(&mut self, path: &Path, author: Author) -> Result<bool, Problem> {
+        let Some(said) = file::read(path, author)? else { return Ok(false) };
+        for (key, value, line) in said.values {
+            self.values.insert(key, (value, Origin::File(path.to_path_buf(), line)));
+        }
+        for (name, source, line) in said.environments {
+            self.environments.insert(name, (source, Origin::File(path.to_path_buf(), line)));
+        }
+        self.files.push(path.to_path_buf());
+        Ok(true)
+    }
+
+    fn add_variables(&mut self, around: &Surroundings) -> Result<(), Problem> {
+        refuse_unknown_variables(around)?;
+        let project = (Key::ProjectDirectory, PROJECT_DIR.to_owned());
+        let own = Key::ALL.map(|key| (key, key.variable()));
+        for (key, name) in std::iter::once(project).chain(own) {
+            let Some(text) = around.variables.get(&OsString::from(&name)) else { continue };
+            if text.is_empty() {
+                continue;
+            }
+            let value = key.kind().parse(&text.to_string_lossy()).map_err(|why| {
+                Problem::new(Code::Config, format!("{name}: {why}")).hint("docs/configuration.md lists what each setting may be")
+            })?;
+            self.values.insert(key, (absolute(around, value), Origin::Variable(name)));
+        }
+        Ok(())
+    }
+
+    fn add_flags(&mut self, around: &Surroundings, flags: &[Flag]) -> Result<(), Problem> {
+        for flag in flags {
+            let value = flag.key.kind().parse(&flag.text).map_err(|why| {
+                Problem::new(Code::InvalidArgument, format!("{}: {why}", flag.name)).hint("`carrel help` shows what each flag takes")
+            })?;
+            self.values.insert(flag.key, (absolute(around, value), Origin::Flag(flag.name)));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = (Key, &Value, &Origin)> {
+        self.values.iter().map(|(key, (value, origin))| (*key, value, origin))
+    }
+
+    pub(crate) fn environments(&self) -> impl Iterator<Item = (&str, &Source, &Origin)> {
+        self.environments.iter().map(|(name, (source, origin))| (name.as_str(), source, origin))
+    }
+
+    pub(crate) fn settings(&self) -> Result<Settings, Problem> {
+        let mut environments = Environments::default();
+        for (name, (source, _)) in &self.environments {
+            environments.add(name.clone(), source.clone());
+        }
+        let Some(state) = self.path(Key::State) else {
+            return Err(Problem::new(Code::Config, "there is no place for carrel's state").hint("name one with --state DIR or CARREL_STATE"));
+        };
+        Ok(Settings {
+            state,
+            environments,
+            limits: Limits {
+                cpu_millis: self.number(Key::Cpus),
+                memory: self.size(Key::Memory),
+                pids: self.number(Key::Pids),
+                disk: self.size(Key::Disk),
+                output: self.size(Key::Output),
+                execs: self.number(Key::Execs),
+            },
+            timeout: self.time(Key::Timeout),
+            idle_timeout: self.time(Key::IdleTimeout),
+            max_lifetime: self.time(Key::MaxLifetime),
+            isolation: match self.value(Key::Isolation) {
+                Some(Value::Word("weak")) => IsolationLevel::Weak,
+                _ => IsolationLevel::Jail,
+            },
+            project: self.project()?,
+        })
+    }
+
+    fn project(&self) -> Result<Option<Project>, Problem> {
+        let Some((Value::Path(path), origin)) = self.values.get(&Key::ProjectDirectory) else { return Ok(None) };
+        let bad = |why: String| {
+            Problem::new(Code::InvalidArgument, format!("the project directory {} ({origin}): {why}", path.display()))
+                .hint("name an existing directory with --project")
+        };
+        let directory = std::fs::canonicalize(path).map_err(|error| bad(error.to_string()))?;
+        if !directory.is_dir() {
+            return Err(bad("it is not a directory".to_owned()));
+        }
+        let writable = self.value(Key::ProjectWritable) == Some(&Value::Flag(true));
+        Ok(Some(Project { directory, writable }))
+    }
+
+    fn value(&self, key: Key) -> Option<&Value> {
+        self.values.get(&key).map(|(value, _)| value)
+    }
+
+    fn path(&self, key: Key) -> Option<PathBuf> {
+        match self.value(key) {
+            Some(Value::Path(path)) => Some(path.clone()),
+            _ => None,
+        }
+    }
+
+    fn number(&self, key: Key) -> u32 {
+        match self.value(key) {
+            Some(Value::Count(number) | Value::Cpus(number)) => *number,
+            _ => 0,
+        }
+    }
+
+    fn size(&self, key: Key) -> ByteSize {
+        match self.value(key) {
+            Some(Value::Size(size)) => *size,
+            _ => ByteSize(0),
+        }
+    }
+
+    fn time(&self, key: Key) -> Duration {
+        match self.value(key) {
+            Some(Value::Time(time)) => *time,
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// A slip in a variable's name would otherwise go unnoticed. Variables of other sections belong to other programs.
+fn refuse_unknown_variables(around: &Surroundings) -> Result<(), Problem> {
+    let known = Key::ALL.map(Key::variable);
+    for name in around.variables.keys().filter_map(|name| name.to_str()) {
+        let ours = ["CARREL_SESSION_", "CARREL_LIMITS_", "CARREL_PROJECT_"].iter().any(|prefix| name.starts_with(prefix));
+        if ours && !known.iter().any(|known| known == name) {
+            let problem = Problem::new(Code::Config, format!("there is no setting for the variable {name}"));
+            return Err(match nearest(name, known.iter().map(String::as_str)) {
+                Some(near) => problem.hint(format!("did you mean {near}?")),
+                None => problem.hint("docs/configuration.md lists the variables"),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn absolute(around: &Surroundings, value: Value) -> Value {
+    match value {
+        Value::Path(path) => Value::Path(around.directory.join(path)),
+        other => other,
+    }
+}
+
+/// Settings as meant.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) state: PathBuf,
+    pub(crate) environments: Environments,
+    pub(crate) limits: Limits,
+    pub(crate) timeout: Duration,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) max_lifetime: Duration,
+    pub(crate) isolation: IsolationLevel,
+    pub(crate) project: Option<Project>,
+}
+
+impl Settings {
+    /// What a new sandbox shall be.
+    pub(crate) fn wish(&self, environment: Option<&str>) -> Wish {
+        Wish {
+            environment: environment.map(str::to_owned),
+            limits: self.limits.clone(),
+            isolation: self.isolation,
+            project: self.project.clone(),
+            // Rounded up: a part of a second is not nothing.
+            idle_timeout_s: self.idle_timeout.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+            max_lifetime_s: self.max_lifetime.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn around(directory: &Path, variables: &[(&str, &str)]) -> Surroundings {
+        let mut all: BTreeMap<OsString, OsString> =
+            variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect();
+        all.entry("HOME".into()).or_insert_with(|| directory.join("home").into());
+        Surroundings { variables: all, directory: directory.join("src/deep"), root: false }
+    }
+
+    fn write(directory: &Path, name: &str, text: &str) {
+        let path = directory.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn origin(config: &Config, key: Key) -> String {
+        let (value, origin) = &config.values[&key];
+        format!("{value} from {origin}")
+    }
+
+    #[test]
+    fn each_layer_goes_over_the_one_before() {
+        let place = tempfile::tempdir().unwrap();
+        let at = std::fs::canonicalize(place.path()).unwrap();
+        write(&at, "home/.config/carrel/carrel.toml", "[limits]\nmemory = \"1GB\"\npids = 10\ncpus = 1\ndisk = \"2GB\"\n");
+        write(&at, "src/carrel.toml", "[limits]\npids = 20\ncpus = 2\ndisk = \"3GB\"\n");
+        std::fs::create_dir_all(at.join("src/deep")).unwrap();
+        let around = around(&at, &[("CARREL_LIMITS_CPUS", "3"), ("CARREL_LIMITS_DISK", "4GB")]);
+        let flag = Flag { key: Key::Disk, name: "--disk", text: "5GB".into() };
+        let config = Config::load(&around, None, &[flag]).unwrap();
+        let user = at.join("home/.config/carrel/carrel.toml").display().to_string();
+        let project = at.join("src/carrel.toml").display().to_string();
+        assert_eq!(origin(&config, Key::Memory), format!("1 GB from {user}:2"));
+        assert_eq!(origin(&config, Key::Pids), format!("20 from {project}:2"));
+        assert_eq!(origin(&config, Key::Cpus), "3 from CARREL_LIMITS_CPUS");
+        assert_eq!(origin(&config, Key::Disk), "5 GB from --disk");
+        assert_eq!(origin(&config, Key::Execs), "64 from default");
+        let state = at.join("home/.local/state/carrel").display().to_string();
+        assert_eq!(origin(&config, Key::State), format!("{state} from default"));
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_an_error() {
+        let place = tempfile::tempdir().unwrap();
+        let around = around(place.path(), &[("CARREL_LIMITS_MEMROY", "1GB")]);
+        let problem = Config::load(&around, None, &[]).unwrap_err();
+        assert_eq!(problem.hint, "did you mean CARREL_LIMITS_MEMORY?");
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_exist_and_stands_alone() {
+        let place = tempfile::tempdir().unwrap();
+        write(place.path(), "home/.config/carrel/carrel.toml", "[limits]\npids = 10\n");
+        write(place.path(), "src/deep/other.toml", "[limits]\nexecs = 3\n");
+        let around = around(place.path(), &[]);
+        assert!(Config::load(&around, Some(Path::new("missing.toml")), &[]).is_err());
+        let settings = Config::load(&around, Some(Path::new("other.toml")), &[]).unwrap().settings().unwrap();
+        assert_eq!((settings.limits.execs, settings.limits.pids), (3, 256));
+    }
+
+    #[test]
+    fn the_project_comes_from_its_variable() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().to_str().unwrap();
+        let settings = |variables: &[(&str, &str)]| Config::load(&around(place.path(), variables), None, &[])?.settings();
+        let project = settings(&[("PROJECT_DIR", directory)]).unwrap().project.unwrap();
+        assert!(!project.writable);
+        assert!(settings(&[("PROJECT_DIR", "/does/not/exist")]).unwrap_err().message.contains("PROJECT_DIR"));
+        assert!(settings(&[]).unwrap().project.is_none());
+    }
+}

@@ -1,0 +1,321 @@
+//! Every setting that has a name: what it is called in files, in the environment and as a flag, and what it may be.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use carrel_proto::limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT};
+
+/// A year: longer than any sandbox should wait, and far from overflow.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    State,
+    Isolation,
+    IdleTimeout,
+    MaxLifetime,
+    Cpus,
+    Memory,
+    Pids,
+    Disk,
+    Output,
+    Execs,
+    Timeout,
+    ProjectDirectory,
+    ProjectWritable,
+}
+
+/// A setting's value, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Value {
+    Time(Duration),
+    Size(ByteSize),
+    Count(u32),
+    /// Thousandths of a CPU.
+    Cpus(u32),
+    Flag(bool),
+    Word(&'static str),
+    Path(PathBuf),
+}
+
+/// What kind of value a key takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Time { most: Duration },
+    Size,
+    Count,
+    Cpus,
+    Flag,
+    Word(&'static [&'static str]),
+    Path,
+}
+
+const ISOLATION: &[&str] = &["jail", "weak"];
+
+impl Key {
+    pub(crate) const ALL: [Key; 13] = [
+        Key::State,
+        Key::Isolation,
+        Key::IdleTimeout,
+        Key::MaxLifetime,
+        Key::Cpus,
+        Key::Memory,
+        Key::Pids,
+        Key::Disk,
+        Key::Output,
+        Key::Execs,
+        Key::Timeout,
+        Key::ProjectDirectory,
+        Key::ProjectWritable,
+    ];
+
+    /// In a file: `section.key`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Key::State => "state",
+            Key::Isolation => "isolation",
+            Key::IdleTimeout => "session.idle_timeout_seconds",
+            Key::MaxLifetime => "session.max_lifetime_seconds",
+            Key::Cpus => "limits.cpus",
+            Key::Memory => "limits.memory",
+            Key::Pids => "limits.pids",
+            Key::Disk => "limits.disk",
+            Key::Output => "limits.output",
+            Key::Execs => "limits.execs",
+            Key::Timeout => "limits.timeout_seconds",
+            Key::ProjectDirectory => "project.directory",
+            Key::ProjectWritable => "project.writable",
+        }
+    }
+
+    /// `CARREL_` and the name: `CARREL_LIMITS_MEMORY`.
+    pub(crate) fn variable(self) -> String {
+        format!("CARREL_{}", self.name().replace('.', "_").to_ascii_uppercase())
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Key::State | Key::ProjectDirectory => Kind::Path,
+            Key::Isolation => Kind::Word(ISOLATION),
+            Key::IdleTimeout | Key::MaxLifetime => Kind::Time { most: LONGEST },
+            Key::Timeout => Kind::Time { most: MAX_TIMEOUT },
+            Key::Cpus => Kind::Cpus,
+            Key::Memory | Key::Disk | Key::Output => Kind::Size,
+            Key::Pids | Key::Execs => Kind::Count,
+            Key::ProjectWritable => Kind::Flag,
+        }
+    }
+
+    /// What holds when nobody says anything. The state directory's depends on the user and is not here.
+    pub(crate) fn default(self) -> Option<Value> {
+        let limits = Limits::default();
+        Some(match self {
+            Key::State | Key::ProjectDirectory => return None,
+            Key::Isolation => Value::Word(ISOLATION[0]),
+            Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
+            Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),
+            Key::Cpus => Value::Cpus(limits.cpu_millis),
+            Key::Memory => Value::Size(limits.memory),
+            Key::Pids => Value::Count(limits.pids),
+            Key::Disk => Value::Size(limits.disk),
+            Key::Output => Value::Size(limits.output),
+            Key::Execs => Value::Count(limits.execs),
+            Key::Timeout => Value::Time(DEFAULT_TIMEOUT),
+            Key::ProjectWritable => Value::Flag(false),
+        })
+    }
+
+    /// Whether a file that came with a project may say it. It may not loosen how the user is protected from that
+    /// very project.
+    pub(crate) fn in_project_file(self) -> bool {
+        !matches!(self, Key::State | Key::Isolation)
+    }
+}
+
+impl Kind {
+    /// Checks a value in its written form. The error says what would be right.
+    pub(crate) fn parse(self, text: &str) -> Result<Value, String> {
+        match self {
+            Kind::Time { most } => time(text, most).map(Value::Time),
+            Kind::Size => match text.parse::<ByteSize>() {
+                Ok(ByteSize(0)) => Err("must be more than 0".to_owned()),
+                Ok(size) => Ok(Value::Size(size)),
+                Err(error) => Err(error.to_string()),
+            },
+            Kind::Count => match text.parse::<u32>() {
+                Ok(count) if count > 0 => Ok(Value::Count(count)),
+                _ => Err(format!("`{text}` is not a whole number above 0")),
+            },
+            Kind::Cpus => cpus(text).map(Value::Cpus),
+            Kind::Flag => match text {
+                "true" | "1" | "yes" => Ok(Value::Flag(true)),
+                "false" | "0" | "no" | "" => Ok(Value::Flag(false)),
+                _ => Err(format!("`{text}` is neither true nor false")),
+            },
+            Kind::Word(words) => match words.iter().find(|word| **word == text) {
+                Some(word) => Ok(Value::Word(word)),
+                None => Err(format!("`{text}` is not one of: {}", words.join(", "))),
+            },
+            Kind::Path if text.is_empty() => Err("is empty".to_owned()),
+            Kind::Path => Ok(Value::Path(PathBuf::from(text))),
+        }
+    }
+
+    /// What a file must hold, in words.
+    pub(crate) fn wanted(self) -> &'static str {
+        match self {
+            Kind::Time { .. } => "a number of seconds",
+            Kind::Size => "a size such as \"512MB\", or a number of bytes",
+            Kind::Count => "a whole number",
+            Kind::Cpus => "a number",
+            Kind::Flag => "true or false",
+            Kind::Word(_) | Kind::Path => "a string",
+        }
+    }
+}
+
+/// `30`, `30s`, `500ms`, `5m`, `2h`, `1d`: above nothing and at most `most`.
+pub(crate) fn time(text: &str, most: Duration) -> Result<Duration, String> {
+    let bad = || format!("`{text}` is not a time (try 30s, 5m, 1h or a number of seconds)");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..digits].parse().map_err(|_| bad())?;
+    let millis: u64 = match text[digits..].trim() {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 24 * 3_600_000,
+        _ => return Err(bad()),
+    };
+    let time = Duration::from_millis(number.checked_mul(millis).ok_or_else(bad)?);
+    if time.is_zero() {
+        return Err("must be more than 0".to_owned());
+    }
+    if time > most {
+        return Err(format!("`{text}` is more than the most, {} s", most.as_secs()));
+    }
+    Ok(time)
+}
+
+/// `2`, `1.5`, `0.25`: to the thousandth.
+fn cpus(text: &str) -> Result<u32, String> {
+    let bad = || format!("`{text}` is not a number of CPUs (try 2 or 0.5)");
+    let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || part.len() > 3 {
+        return Err(bad());
+    }
+    let whole: u32 = whole.parse().map_err(|_| bad())?;
+    let part: u32 = format!("{part:0<3}").parse().map_err(|_| bad())?;
+    match whole.checked_mul(1000).and_then(|whole| whole.checked_add(part)) {
+        Some(millis) if millis > 0 => Ok(millis),
+        _ => Err(bad()),
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Time(time) if time.subsec_millis() > 0 => write!(f, "{} ms", time.as_millis()),
+            Value::Time(time) => write!(f, "{} s", time.as_secs()),
+            Value::Size(size) => size.fmt(f),
+            Value::Count(count) => count.fmt(f),
+            Value::Cpus(millis) if millis % 1000 == 0 => (millis / 1000).fmt(f),
+            Value::Cpus(millis) => {
+                f.write_str(format!("{}.{:03}", millis / 1000, millis % 1000).trim_end_matches('0'))
+            }
+            Value::Flag(flag) => flag.fmt(f),
+            Value::Word(word) => f.write_str(word),
+            Value::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Value {
+    /// As numbers in the units that the keys' names say.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        match self {
+            Value::Time(time) => time.as_secs_f64().into(),
+            Value::Size(size) => size.0.into(),
+            Value::Count(count) => (*count).into(),
+            Value::Cpus(millis) => (f64::from(*millis) / 1000.0).into(),
+            Value::Flag(flag) => (*flag).into(),
+            Value::Word(word) => (*word).into(),
+            Value::Path(path) => path.to_string_lossy().into(),
+        }
+    }
+}
+
+/// The known name that is closest to what was typed, if any is close.
+pub(crate) fn nearest<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let far = typed.chars().count() / 2 + 1;
+    known.into_iter().map(|name| (distance(typed, name), name)).filter(|(d, _)| *d <= far).min().map(|(_, name)| name)
+}
+
+/// Edits (insert, remove, replace, swap neighbours) between two words.
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut rows = vec![vec![0; other.len() + 1]; one.len() + 1];
+    for (i, row) in rows.iter_mut().enumerate() {
+        row[0] = i;
+    }
+    rows[0] = (0..=other.len()).collect();
+    for i in 1..=one.len() {
+        for j in 1..=other.len() {
+            let change = usize::from(one[i - 1] != other[j - 1]);
+            let mut best = (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + change);
+            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            rows[i][j] = best;
+        }
+    }
+    rows[one.len()][other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units_and_bounds() {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(time("30", hour), Ok(Duration::from_secs(30)));
+        assert_eq!(time("5m", hour), Ok(Duration::from_secs(300)));
+        assert_eq!(time("250ms", hour), Ok(Duration::from_millis(250)));
+        assert_eq!(time("1h", hour), Ok(hour));
+        for bad in ["", "0", "0s", "-1", "1.5s", "5 weeks", "61m", "3601", "99999999999999999999"] {
+            assert!(time(bad, hour).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_exact_to_the_thousandth() {
+        assert_eq!(cpus("2"), Ok(2000));
+        assert_eq!(cpus("1.5"), Ok(1500));
+        assert_eq!(cpus("0.25"), Ok(250));
+        assert_eq!(Value::Cpus(1500).to_string(), "1.5");
+        for bad in ["", "0", "0.0", ".5", "-1", "1e3", "0.0001", "x"] {
+            assert!(cpus(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_slip_of_the_finger_is_understood() {
+        let known = || Key::ALL.map(Key::name);
+        assert_eq!(nearest("limits.memmory", known()), Some("limits.memory"));
+        assert_eq!(nearest("limits.pdis", known()), Some("limits.pids"));
+        assert_eq!(nearest("xyz", ["memory", "disk"]), None);
+    }
+
+    #[test]
+    fn defaults_satisfy_their_own_rules() {
+        for key in Key::ALL {
+            let Some(value) = key.default() else { continue };
+            let text = match &value {
+                Value::Size(size) => size.0.to_string(),
+                other => other.to_string(),
+            };
+            assert_eq!(key.kind().parse(&text), Ok(value), "{}", key.name());
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What every command that touches sandboxes needs: the engine, the settings, and the notes it owes the user.
+
+use carrel_backend::environment::Environment;
+use carrel_engine::{Engine, Found, Note, Record, Source};
+use carrel_proto::{
+    guest::{EndReason, Language},
+    id::SessionName,
+    message::OpenSession,
+    outcome::{Cause, Outcome},
+    problem::Problem,
+};
+
+use crate::{config::Settings, output::Output, progress::Progress, target::Target};
+
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) output: &'a Output,
+    pub(crate) settings: Settings,
+    pub(crate) engine: Engine,
+}
+
+impl<'a> Context<'a> {
+    /// Opens the engine and cleans up after processes that died.
+    pub(crate) fn open(output: &'a Output, settings: Settings) -> Result<Self, Problem> {
+        let (state, environments) = (settings.state.clone(), settings.environments.clone());
+        let engine = Engine::open(carrel_engine::Settings { state, environments })?;
+        if let Err(problem) = engine.sweep() {
+            output.detail(format_args!("cleaning up: {problem}"));
+        }
+        Ok(Self { output, settings, engine })
+    }
+
+    /// The sandbox of this name, which must exist. A dead one is brought back over its files, and the user told.
+    pub(crate) async fn existing(&self, target: &Target) -> Result<Record, Problem> {
+        let progress = Progress::start(self.output, "starting the sandbox");
+        let found = self.engine.existing(&target.name, Some(&target.key)).await?;
+        drop(progress);
+        if let Some(note) = found.note {
+            self.output.note(note_text(note, &target.name));
+        }
+        Ok(found.record)
+    }
+
+    /// The sandbox of this name, made if there is none.
+    pub(crate) async fn sandbox(&self, target: &Target, environment: Option<&str>) -> Result<Found, Problem> {
+        let _progress = Progress::start(self.output, "starting the sandbox");
+        if target.is_id() {
+            return self.engine.existing(&target.name, None).await;
+        }
+        self.engine.sandbox(&target.key, &self.settings.wish(environment)).await
+    }
+
+    /// Opens a session other than the default one, unless it is open.
+    pub(crate) async fn session(&self, record: &Record, session: &SessionName) -> Result<(), Problem> {
+        if *session != SessionName::main() {
+            let open = OpenSession { name: session.clone(), cwd: None, env: Default::default() };
+            self.engine.session(record, open).await?;
+        }
+        Ok(())
+    }
+
+    /// What a run with `-e wanted` (or without) speaks in this sandbox.
+    pub(crate) fn language(&self, record: &Record, wanted: Option<&str>) -> Result<Language, Problem> {
+        let own = record.spec.environment.as_str();
+        match wanted {
+            Some(wanted) if wanted == own => self.language_of(wanted),
+            Some(wanted) => Language::parse(wanted).map_or_else(|| self.language_of(wanted), Ok),
+            // Presets are one and the same software, so python is the default in all of them.
+            None => match self.settings.environments.source(own)? {
+                Source::Preset(_) => Ok(Language::Python),
+                Source::Artifact(_) => self.language_of(own),
+            },
+        }
+    }
+
+    fn language_of(&self, environment: &str) -> Result<Language, Problem> {
+        match self.settings.environments.source(environment)? {
+            Source::Preset(language) => Ok(*language),
+            Source::Artifact(directory) => Environment::artifact(environment, directory).map(|found| found.language),
+        }
+    }
+}
+
+/// A note in words.
+pub(crate) fn note_text(note: Note, name: &str) -> String {
+    match note {
+        Note::Ended(reason) => {
+            let why = match reason {
+                EndReason::Idle => "idle",
+                EndReason::Lifetime => "its lifetime was over",
+                EndReason::Closed => "closed",
+            };
+            format!("session '{name}' had ended ({why}); this is a new one")
+        }
+        Note::Revived => "the sandbox had died; files are kept, interpreters start anew".to_owned(),
+    }
+}
+
+/// The exit code of a call, for this process.
+pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
+    match (outcome.cause, outcome.exit_code) {
+        (Cause::Timeout, _) => 124,
+        (Cause::Cancelled, 0) => 130,
+        (_, 0) if outcome.problem.is_some() => 125,
+        // As the kernel does it.
+        (_, code) => u8::try_from(code.rem_euclid(256)).unwrap_or(125),
+    }
+}
+
+/// As a shell says it.
+pub(crate) fn signal_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(125)
+}

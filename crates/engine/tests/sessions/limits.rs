@@ -1,0 +1,93 @@
+//! Memory, processes and disk: each limit with its own name, and the truth about the state.
+
+use carrel_proto::{
+    guest::Language::{Bash, Python},
+    limits::{ByteSize, Limits},
+    outcome::{
+        Cause,
+        SessionState::{Lost, Preserved},
+    },
+    problem::Code,
+};
+
+use crate::world::{World, a_run, an_exec};
+
+#[tokio::test]
+async fn memory_beyond_the_limit_is_an_oom_and_says_what_is_lost() {
+    let world = World::new();
+    let sandbox = world.limited(Limits { memory: ByteSize::mb(128), ..Limits::default() }).await;
+    sandbox.bash("kept=1").await.ok();
+    sandbox.python("x = 1").await.ok();
+    // A child that is too big dies, and only it: the interpreter is still there.
+    let ran = sandbox.bash("python3 -c \"x = b'x' * (400 << 20)\"").await.died(Cause::Oom, Code::Oom, Preserved);
+    assert_eq!(ran.outcome.exit_code, 137);
+    assert_eq!(sandbox.bash("echo $kept").await.ok().out(), "1\n");
+    assert_eq!(sandbox.python("x").await.ok().value(), Some("1"));
+    // An interpreter that is too big dies itself.
+    let ran = sandbox.python("print('begun')\ny = b'x' * (400 << 20)").await.died(Cause::Oom, Code::Oom, Lost);
+    assert_eq!((ran.out().as_str(), ran.outcome.signal), ("begun\n", Some(9)));
+    let peak = ran.outcome.receipt.peak_memory;
+    assert!(peak > 64 << 20 && peak <= 129 << 20, "{peak}");
+    assert_eq!(sandbox.python("'x' in globals()").await.ok().value(), Some("False"));
+    assert_eq!(sandbox.bash("echo $kept").await.ok().out(), "1\n", "the shell beside it lives");
+    sandbox.exec(&["python3", "-c", "x = b'x' * (400 << 20)"]).await.died(Cause::Oom, Code::Oom, Preserved);
+    // A failure that has nothing to do with memory is not blamed on it.
+    sandbox.python("1 / 0").await.kept(1);
+    sandbox.exec(&["false"]).await.kept(1);
+}
+
+#[tokio::test]
+async fn a_fork_bomb_stays_in_its_box_and_can_be_ended() {
+    let world = World::new();
+    let sandbox = world.limited(Limits { pids: 64, ..Limits::default() }).await;
+    // One that waits for its children, in each language that forks.
+    let ran = sandbox.hurried(Bash, "bomb() { bomb | bomb; }; bomb 2>/dev/null").await;
+    assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
+    assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
+    let ran = sandbox.python("import os\nwhile True: os.fork()").await;
+    assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
+    let many = "import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(100)]";
+    let ran = sandbox.python(many).await.died(Cause::Pids, Code::Pids, Preserved);
+    assert_eq!(ran.exception().unwrap().0, "BlockingIOError");
+    // An interpreter needs no process to run code, and so can clean up.
+    sandbox.bash("kill -9 -1; echo clean").await.ok();
+    assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
+    // The classic one goes into the background and does not end; the session's own shell can still end it.
+    sandbox.bash("b() { b | b & }; b 2>/dev/null").await;
+    sandbox.bash("kill -9 -1").await.ok();
+    assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
+}
+
+#[tokio::test]
+async fn a_full_workspace_is_named_and_can_be_emptied() {
+    let world = World::new();
+    let sandbox = world.limited(Limits { disk: ByteSize::mb(64), ..Limits::default() }).await;
+    println!("the disk limit is held by {:?}", sandbox.record.placed.as_ref().unwrap().enforced.disk);
+    sandbox.python("x = 1").await.ok();
+    let write = "for i in range(200):\n    with open(f'/workspace/f{i}', 'wb') as f: f.write(bytes(1 << 20))";
+    let ran = sandbox.python(write).await.died(Cause::Disk, Code::Disk, Preserved);
+    assert_eq!(ran.exception().unwrap().0, "OSError");
+    let ran = sandbox.bash("head -c 200000000 /dev/zero > /workspace/big").await;
+    ran.died(Cause::Disk, Code::Disk, Preserved);
+    sandbox.exec(&["dd", "if=/dev/zero", "of=/workspace/more", "bs=1M", "count=200"]).await.died(Cause::Disk, Code::Disk, Preserved);
+    sandbox.bash("rm /workspace/*; echo room > /workspace/f && cat /workspace/f").await.ok();
+    assert_eq!(sandbox.python("x").await.ok().value(), Some("1"));
+    sandbox.python("1 / 0").await.kept(1);
+}
+
+#[tokio::test]
+async fn too_many_calls_at_once_are_refused_and_nothing_else_happens() {
+    let world = World::new();
+    let sandbox = world.limited(Limits { execs: 3, ..Limits::default() }).await;
+    let mut blocked = Vec::new();
+    for _ in 0..3 {
+        blocked.push(sandbox.launch(an_exec(&["sleep", "1000"])).await);
+    }
+    let problem = sandbox.refused(a_run(Python, "1")).await;
+    assert_eq!(problem.code, Code::TooMany);
+    for live in blocked {
+        sandbox.cancel(&live.id).await;
+        live.end().await.died(Cause::Cancelled, Code::Cancelled, Preserved);
+    }
+    assert_eq!(sandbox.python("1").await.ok().value(), Some("1"));
+}

@@ -1,0 +1,22 @@
+//! The stories of sessions: what interpreters keep, what calls and commands do to each other, and what is left when
+//! they die. Every test has a state directory and an engine of its own ([`world::World`]); nothing here waits by the
+//! clock: where a test has to wait, it waits for output, for a lock or for a fifo, and the clock is only a deadline.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "clippy's leave for tests ends at their helpers"
+)]
+
+mod artifacts;
+mod bash;
+mod calls;
+mod endings;
+mod execs;
+mod limits;
+mod node;
+mod output;
+mod python;
+mod sessions;
+mod terminals;
+mod world;
