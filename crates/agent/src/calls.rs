@@ -256,7 +256,7 @@ impl Agent {
         let finished: Vec<u64> = self
             .execs
             .iter()
-            .filter(|(_, exec)| exec.outcome().is_some() && exec.process.is_none_or(|id| !self.processes.contains_key(&id)))
+            .filter(|(_, exec)| exec.outcome().is_some() && !self.may_still_print(exec))
             .map(|(number, _)| *number)
             .collect();
         let excess = finished.len().saturating_sub(KEPT);
@@ -265,6 +265,11 @@ impl Agent {
                 exec.output.discard();
             }
         }
+    }
+
+    /// Whether processes that a finished command left behind may hold its streams.
+    fn may_still_print(&self, exec: &Exec) -> bool {
+        matches!(exec.what, What::Exec { .. }) && exec.process.is_some_and(|id| self.processes.contains_key(&id))
     }
 
     fn judge(&self, number: u64, ending: Ending) -> Outcome {

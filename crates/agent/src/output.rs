@@ -123,7 +123,8 @@ impl Output {
     /// Nothing more comes: the tail goes to disk, memory to the agent.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         self.write_out(true)?;
-        if self.spool.is_some() {
+        if let Some(spool) = &mut self.spool {
+            spool.close();
             self.recent.clear();
             self.recent.shrink_to_fit();
             self.recent_bytes = 0;

@@ -354,6 +354,8 @@ impl Agent {
                     at += 1;
                 }
             }
+            // Without room nothing was looked at, so there may be more once there is room again.
+            more |= !caller.has_room();
             if !caller.flush() {
                 return self.hang_up(number);
             }

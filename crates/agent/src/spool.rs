@@ -5,7 +5,12 @@
 //! ```
 //! The file describes itself, so what a sandbox printed can be read after its agent is gone.
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
 
 use carrel_proto::frame::Stream;
 
@@ -17,7 +22,9 @@ const STRIDE: u64 = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Spool {
-    file: File,
+    path: PathBuf,
+    /// Closed once all is written: hundreds of finished calls must not hold a descriptor each.
+    file: Option<File>,
     /// Where the next record goes.
     end: u64,
     /// Number of the next record.
@@ -29,7 +36,11 @@ pub(crate) struct Spool {
 impl Spool {
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
-        Ok(Self { file, end: 0, next: 0, index: Vec::new() })
+        Ok(Self { path: path.to_path_buf(), file: Some(file), end: 0, next: 0, index: Vec::new() })
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.file = None;
     }
 
     /// Number of the first chunk that is not here.
@@ -47,8 +58,15 @@ impl Spool {
         header[8..16].copy_from_slice(&chunk.offset.to_le_bytes());
         header[16..20].copy_from_slice(&length.to_le_bytes());
         header[20] = chunk.stream.code();
-        self.file.write_all_at(&header, self.end)?;
-        self.file.write_all_at(&chunk.bytes, self.end + RECORD as u64)?;
+        let file = match &mut self.file {
+            Some(file) => file,
+            // A process that a finished command left behind still prints.
+            closed => closed.insert(File::options().read(true).write(true).open(&self.path)?),
+        };
+        let mut record = Vec::with_capacity(RECORD + chunk.bytes.len());
+        record.extend_from_slice(&header);
+        record.extend_from_slice(&chunk.bytes);
+        file.write_all_at(&record, self.end)?;
         self.end += RECORD as u64 + u64::from(length);
         self.next = chunk.number + 1;
         Ok(())
@@ -56,11 +74,19 @@ impl Spool {
 
     /// The first kept chunk with this number or a later one.
     pub(crate) fn read(&self, number: u64) -> io::Result<Option<Chunk>> {
+        let reopened;
+        let file = match &self.file {
+            Some(file) => file,
+            None => {
+                reopened = File::open(&self.path)?;
+                &reopened
+            }
+        };
         let slot = self.index.partition_point(|(first, _)| *first <= number);
         let mut position = slot.checked_sub(1).map_or(0, |slot| self.index[slot].1);
         while position < self.end {
             let mut header = [0; RECORD];
-            self.file.read_exact_at(&mut header, position)?;
+            file.read_exact_at(&mut header, position)?;
             let word = |at: usize| {
                 let mut bytes = [0; 8];
                 bytes.copy_from_slice(&header[at..at + 8]);
@@ -69,7 +95,7 @@ impl Spool {
             let length = u32::from_le_bytes([header[16], header[17], header[18], header[19]]);
             if word(0) >= number {
                 let mut bytes = vec![0; length as usize];
-                self.file.read_exact_at(&mut bytes, position + RECORD as u64)?;
+                file.read_exact_at(&mut bytes, position + RECORD as u64)?;
                 let stream = Stream::from_code(header[20]).unwrap_or(Stream::Stdout);
                 return Ok(Some(Chunk { number: word(0), stream, offset: word(8), bytes }));
             }

@@ -86,9 +86,7 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Print a shell's completion script.
     #[command(after_help = ex::COMPLETIONS)]
-    Completions {
-        shell: Shell,
-    },
+    Completions { shell: Shell },
 }
 
 #[derive(Debug, Args)]
@@ -163,7 +161,7 @@ pub(crate) struct Exec {
     #[arg(long, short)]
     pub(crate) tty: bool,
     /// Set a variable (repeatable).
-    #[arg(long = "env", short, value_name = "NAME=VALUE", value_parser = variable)]
+    #[arg(long = "env", short = 'e', value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) variables: Vec<(String, String)>,
     /// Working directory inside the sandbox.
     #[arg(long, short = 'C', value_name = "DIR")]
@@ -250,7 +248,7 @@ pub(crate) struct ShellArgs {
     /// NAME, NAME/SESSION or a sandbox id.
     pub(crate) name: Target,
     /// bash, python or node.
-    #[arg(long = "env", short, value_name = "LANGUAGE", default_value = "bash")]
+    #[arg(long = "env", short = 'e', value_name = "LANGUAGE", default_value = "bash")]
     pub(crate) language: String,
 }
 

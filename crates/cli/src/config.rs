@@ -41,8 +41,9 @@ pub(crate) struct Surroundings {
 
 impl Surroundings {
     pub(crate) fn of_this_process() -> Result<Self, Problem> {
-        let directory = std::env::current_dir()
-            .map_err(|error| Problem::new(Code::InvalidArgument, format!("the current directory: {error}")))?;
+        let directory = std::env::current_dir().map_err(|error| {
+            Problem::new(Code::InvalidArgument, format!("the current directory: {error}"))
+        })?;
         let root = rustix::process::geteuid().is_root();
         Ok(Self { variables: std::env::vars_os().collect(), directory, root })
     }
@@ -65,7 +66,8 @@ impl Surroundings {
     /// The nearest one above the current directory.
     fn project_file(&self) -> Option<PathBuf> {
         let known = self.user_files();
-        let found = self.directory.ancestors().map(|directory| directory.join(FILE)).find(|file| file.is_file());
+        let found =
+            self.directory.ancestors().map(|directory| directory.join(FILE)).find(|file| file.is_file());
         found.filter(|file| !known.contains(file))
     }
 
@@ -74,8 +76,11 @@ impl Surroundings {
             return Ok(SYSTEM_STATE.into());
         }
         self.home("XDG_STATE_HOME", ".local/state").map(|home| home.join("carrel")).ok_or_else(|| {
-            Problem::new(Code::Config, "there is no place for carrel's state: neither XDG_STATE_HOME nor HOME is set")
-                .hint("name one with --state DIR or CARREL_STATE")
+            Problem::new(
+                Code::Config,
+                "there is no place for carrel's state: neither XDG_STATE_HOME nor HOME is set",
+            )
+            .hint("name one with --state DIR or CARREL_STATE")
         })
     }
 }
@@ -154,7 +159,8 @@ impl Config {
             values.insert(Key::State, (Value::Path(state), Origin::Default));
         }
         let environments = Environments::default();
-        let presets = environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
+        let presets =
+            environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
         Ok(Self { values, environments: presets.collect(), files: Vec::new() })
     }
 
@@ -180,7 +186,8 @@ impl Config {
                 continue;
             }
             let value = key.kind().parse(&text.to_string_lossy()).map_err(|why| {
-                Problem::new(Code::Config, format!("{name}: {why}")).hint("docs/configuration.md lists what each setting may be")
+                Problem::new(Code::Config, format!("{name}: {why}"))
+                    .hint("docs/configuration.md lists what each setting may be")
             })?;
             self.values.insert(key, (absolute(around, value), Origin::Variable(name)));
         }
@@ -190,7 +197,8 @@ impl Config {
     fn add_flags(&mut self, around: &Surroundings, flags: &[Flag]) -> Result<(), Problem> {
         for flag in flags {
             let value = flag.key.kind().parse(&flag.text).map_err(|why| {
-                Problem::new(Code::InvalidArgument, format!("{}: {why}", flag.name)).hint("`carrel help` shows what each flag takes")
+                Problem::new(Code::InvalidArgument, format!("{}: {why}", flag.name))
+                    .hint("`carrel help` shows what each flag takes")
             })?;
             self.values.insert(flag.key, (absolute(around, value), Origin::Flag(flag.name)));
         }
@@ -211,7 +219,8 @@ impl Config {
             environments.add(name.clone(), source.clone());
         }
         let Some(state) = self.path(Key::State) else {
-            return Err(Problem::new(Code::Config, "there is no place for carrel's state").hint("name one with --state DIR or CARREL_STATE"));
+            return Err(Problem::new(Code::Config, "there is no place for carrel's state")
+                .hint("name one with --state DIR or CARREL_STATE"));
         };
         Ok(Settings {
             state,
@@ -236,10 +245,15 @@ impl Config {
     }
 
     fn project(&self) -> Result<Option<Project>, Problem> {
-        let Some((Value::Path(path), origin)) = self.values.get(&Key::ProjectDirectory) else { return Ok(None) };
+        let Some((Value::Path(path), origin)) = self.values.get(&Key::ProjectDirectory) else {
+            return Ok(None);
+        };
         let bad = |why: String| {
-            Problem::new(Code::InvalidArgument, format!("the project directory {} ({origin}): {why}", path.display()))
-                .hint("name an existing directory with --project")
+            Problem::new(
+                Code::InvalidArgument,
+                format!("the project directory {} ({origin}): {why}", path.display()),
+            )
+            .hint("name an existing directory with --project")
         };
         let directory = std::fs::canonicalize(path).map_err(|error| bad(error.to_string()))?;
         if !directory.is_dir() {
@@ -286,7 +300,9 @@ impl Config {
 fn refuse_unknown_variables(around: &Surroundings) -> Result<(), Problem> {
     let known = Key::ALL.map(Key::variable);
     for name in around.variables.keys().filter_map(|name| name.to_str()) {
-        let ours = ["CARREL_SESSION_", "CARREL_LIMITS_", "CARREL_PROJECT_"].iter().any(|prefix| name.starts_with(prefix));
+        let ours = ["CARREL_SESSION_", "CARREL_LIMITS_", "CARREL_PROJECT_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix));
         if ours && !known.iter().any(|known| known == name) {
             let problem = Problem::new(Code::Config, format!("there is no setting for the variable {name}"));
             return Err(match nearest(name, known.iter().map(String::as_str)) {
@@ -359,7 +375,11 @@ mod tests {
     fn each_layer_goes_over_the_one_before() {
         let place = tempfile::tempdir().unwrap();
         let at = std::fs::canonicalize(place.path()).unwrap();
-        write(&at, "home/.config/carrel/carrel.toml", "[limits]\nmemory = \"1GB\"\npids = 10\ncpus = 1\ndisk = \"2GB\"\n");
+        write(
+            &at,
+            "home/.config/carrel/carrel.toml",
+            "[limits]\nmemory = \"1GB\"\npids = 10\ncpus = 1\ndisk = \"2GB\"\n",
+        );
         write(&at, "src/carrel.toml", "[limits]\npids = 20\ncpus = 2\ndisk = \"3GB\"\n");
         std::fs::create_dir_all(at.join("src/deep")).unwrap();
         let around = around(&at, &[("CARREL_LIMITS_CPUS", "3"), ("CARREL_LIMITS_DISK", "4GB")]);
@@ -399,7 +419,9 @@ mod tests {
     fn the_project_comes_from_its_variable() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().to_str().unwrap();
-        let settings = |variables: &[(&str, &str)]| Config::load(&around(place.path(), variables), None, &[])?.settings();
+        let settings = |variables: &[(&str, &str)]| {
+            Config::load(&around(place.path(), variables), None, &[])?.settings()
+        };
         let project = settings(&[("PROJECT_DIR", directory)]).unwrap().project.unwrap();
         assert!(!project.writable);
         assert!(settings(&[("PROJECT_DIR", "/does/not/exist")]).unwrap_err().message.contains("PROJECT_DIR"));

@@ -76,7 +76,9 @@ impl<'a> Context<'a> {
     fn language_of(&self, environment: &str) -> Result<Language, Problem> {
         match self.settings.environments.source(environment)? {
             Source::Preset(language) => Ok(*language),
-            Source::Artifact(directory) => Environment::artifact(environment, directory).map(|found| found.language),
+            Source::Artifact(directory) => {
+                Environment::artifact(environment, directory).map(|found| found.language)
+            }
         }
     }
 }

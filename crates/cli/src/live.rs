@@ -40,12 +40,16 @@ impl Images {
     /// Writes an image under the next free number.
     pub(crate) fn save(&mut self, mime: &str, data: &str) -> Result<Option<PathBuf>, Problem> {
         let Some(directory) = &self.directory else { return Ok(None) };
-        let failed = |error: std::io::Error| Problem::new(Code::InvalidArgument, format!("{}: {error}", directory.display()));
+        let failed = |error: std::io::Error| {
+            Problem::new(Code::InvalidArgument, format!("{}: {error}", directory.display()))
+        };
         std::fs::create_dir_all(directory).map_err(failed)?;
         let bytes = if mime == "image/svg+xml" {
             data.as_bytes().to_vec()
         } else {
-            STANDARD.decode(data.trim()).map_err(|error| Problem::new(Code::Protocol, format!("an image that is not base64: {error}")))?
+            STANDARD.decode(data.trim()).map_err(|error| {
+                Problem::new(Code::Protocol, format!("an image that is not base64: {error}"))
+            })?
         };
         let ending = match mime {
             "image/jpeg" => "jpg",
@@ -94,8 +98,11 @@ impl Sink for Live<'_> {
             return Ok(());
         }
         self.progress.stop();
-        let expected = self.expected[usize::from(stream == Stream::Stderr)].replace(offset + bytes.len() as u64);
-        if let Some(hole) = expected.and_then(|expected| offset.checked_sub(expected)).filter(|hole| *hole > 0) {
+        let expected =
+            self.expected[usize::from(stream == Stream::Stderr)].replace(offset + bytes.len() as u64);
+        if let Some(hole) =
+            expected.and_then(|expected| offset.checked_sub(expected)).filter(|hole| *hole > 0)
+        {
             self.output.note(format_args!("{hole} bytes here were beyond the output limit and not kept"));
         }
         match stream {
@@ -123,7 +130,9 @@ impl Sink for Live<'_> {
             if mime.starts_with("image/") {
                 match self.images.save(mime, data)? {
                     Some(path) => self.output.note(format_args!("{mime} saved as {}", path.display())),
-                    None => self.output.note(format_args!("[{mime} {}] --save-images DIR keeps it", size(mime, data))),
+                    None => self
+                        .output
+                        .note(format_args!("[{mime} {}] --save-images DIR keeps it", size(mime, data))),
                 }
             } else if text.is_none() {
                 self.output.note(format_args!("[{mime} {}] --json has it", size(mime, data)));

@@ -98,7 +98,9 @@ impl Output {
 
     pub(crate) fn state(&self, state: SessionState) {
         match state {
-            SessionState::Lost => self.say("33", "session state", "lost (the next call starts anew; files are kept)"),
+            SessionState::Lost => {
+                self.say("33", "session state", "lost (the next call starts anew; files are kept)")
+            }
             SessionState::RolledBack => self.say("33", "session state", "rolled back"),
             SessionState::Preserved | SessionState::None => {}
         }

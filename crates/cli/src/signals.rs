@@ -44,12 +44,18 @@ pub(crate) const PIPE: i32 = 13;
 /// `TERM`, `SIGTERM`, `term` or `15`.
 pub(crate) fn parse(text: &str) -> Result<i32, String> {
     if let Ok(number) = text.parse::<i32>() {
-        return if (1..=LAST).contains(&number) { Ok(number) } else { Err(format!("signals are 1 to {LAST}")) };
+        return if (1..=LAST).contains(&number) {
+            Ok(number)
+        } else {
+            Err(format!("signals are 1 to {LAST}"))
+        };
     }
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
     let known = NAMES.iter().find(|(known, _)| *known == name);
-    known.map(|(_, number)| *number).ok_or_else(|| format!("there is no signal `{text}` (try TERM, KILL, INT or a number)"))
+    known
+        .map(|(_, number)| *number)
+        .ok_or_else(|| format!("there is no signal `{text}` (try TERM, KILL, INT or a number)"))
 }
 
 /// `SIGTERM` for 15.
@@ -68,7 +74,10 @@ pub(crate) struct Interrupts {
 
 impl Interrupts {
     pub(crate) fn listen() -> Result<Self, Problem> {
-        let listen = |kind| signal(kind).map_err(|error: io::Error| Problem::internal(format!("listening for signals: {error}")));
+        let listen = |kind| {
+            signal(kind)
+                .map_err(|error: io::Error| Problem::internal(format!("listening for signals: {error}")))
+        };
         Ok(Self {
             int: listen(SignalKind::interrupt())?,
             term: listen(SignalKind::terminate())?,

@@ -102,8 +102,7 @@ pub(crate) async fn pump(
     interrupts: &mut Interrupts,
     on_signal: OnSignal,
 ) -> Result<End, Problem> {
-    let mut call = pin!(Pumping { call: &mut call, input });
-    call.run(sink, interrupts, on_signal).await
+    Pumping { call: &mut call, input }.run(sink, interrupts, on_signal).await
 }
 
 struct Pumping<'a> {
@@ -118,7 +117,12 @@ enum Step<'a> {
 }
 
 impl Pumping<'_> {
-    async fn run(&mut self, sink: &mut impl Sink, interrupts: &mut Interrupts, on_signal: OnSignal) -> Result<End, Problem> {
+    async fn run(
+        &mut self,
+        sink: &mut impl Sink,
+        interrupts: &mut Interrupts,
+        on_signal: OnSignal,
+    ) -> Result<End, Problem> {
         // A call takes input and signals once it has a name.
         while !self.call.control.has_begun() {
             let step = tokio::select! {
@@ -165,7 +169,9 @@ impl Pumping<'_> {
                 piece = reader.next() => Step::Piece(piece?),
             };
             match step {
-                Step::Signal(signal) if leaving || on_signal == OnSignal::Leave => return Ok(End::Left(signal)),
+                Step::Signal(signal) if leaving || on_signal == OnSignal::Leave => {
+                    return Ok(End::Left(signal));
+                }
                 Step::Signal(_) => {
                     leaving = true;
                     let _ = cancel.try_send(());
@@ -209,8 +215,10 @@ async fn next_chunk(bytes: &mut Option<mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u
 }
 
 async fn resized(resizes: &mut Option<Signal>) {
-    match resizes {
-        Some(resizes) if resizes.recv().await.is_some() => {}
-        _ => std::future::pending().await,
+    if let Some(resizes) = resizes
+        && resizes.recv().await.is_some()
+    {
+        return;
     }
+    std::future::pending().await
 }

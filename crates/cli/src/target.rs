@@ -37,7 +37,8 @@ impl FromStr for Target {
             name.parse().map_err(|error| format!("{error}"))?
         } else {
             // A name alone has the rules of every name; the key's own would let more through.
-            name.parse::<SessionName>().map_err(|error| error.to_string().replace("session name", "sandbox name"))?;
+            name.parse::<SessionName>()
+                .map_err(|error| error.to_string().replace("session name", "sandbox name"))?;
             format!("{SCOPE}{name}").parse().map_err(|error| format!("{error}"))?
         };
         Ok(Self { name: name.to_owned(), key, session })

@@ -1,12 +1,7 @@
 //! A call's output for `--json`: each stream whole, or its head and tail with an exact count of what is between.
 
-use carrel_proto::{
-    frame::Stream,
-    id::ExecId,
-    message::Display,
-    problem::Problem,
-};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use carrel_proto::{frame::Stream, id::ExecId, message::Display, problem::Problem};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::stream::Sink;
@@ -175,7 +170,10 @@ mod tests {
     #[test]
     fn holes_count_too_and_are_never_bridged() {
         assert_eq!(json(100, &[(0, b"ab"), (50, b"cd")]), r#"{"head":"ab","tail":"cd","omitted_bytes":48}"#);
-        assert_eq!(json(100, &[(0, b"a"), (9, b"b"), (20, b"c")]), r#"{"head":"a","tail":"c","omitted_bytes":19}"#);
+        assert_eq!(
+            json(100, &[(0, b"a"), (9, b"b"), (20, b"c")]),
+            r#"{"head":"a","tail":"c","omitted_bytes":19}"#
+        );
     }
 
     #[test]

@@ -321,13 +321,14 @@ fn umask(_: &Facts) -> Outcome {
     }
 }
 
-/// SIGPIPE is ignored by this program's own runtime.
+/// SIGPIPE is ignored by this program's own runtime. Signals 32 and 33 are the C library's own: its `posix_spawn`
+/// leaves them ignored in everything it starts, and a program that uses them sets a handler first.
 fn signal_state(_: &Facts) -> Outcome {
     let read = |key: &str| look::status_field(key).and_then(|text| u64::from_str_radix(&text, 16).ok());
     let (Some(blocked), Some(ignored)) = (read("SigBlk"), read("SigIgn")) else {
         return skipped("/proc/self/status has no signal masks");
     };
-    let ignored = ignored & !(1 << (libc::SIGPIPE - 1));
+    let ignored = ignored & !(1 << (libc::SIGPIPE - 1) | 1 << 31 | 1 << 32);
     if blocked == 0 && ignored == 0 {
         held("no signal is blocked or ignored")
     } else {

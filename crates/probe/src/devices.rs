@@ -241,7 +241,7 @@ fn nosuid_mounts(_: &Facts) -> Outcome {
     let found: Vec<String> = mounts
         .iter()
         .filter_map(|mount| {
-            let pseudo_devices = mount.point.starts_with("/dev");
+            let pseudo_devices = mount.point.starts_with("/dev") || mount.is_mask();
             let missing: Vec<&str> = [("nosuid", true), ("nodev", !pseudo_devices)]
                 .into_iter()
                 .filter(|(option, wanted)| *wanted && !mount.has(option))

@@ -59,6 +59,14 @@ impl Mount {
     pub(crate) fn writable(&self) -> bool {
         !self.has("ro")
     }
+
+    /// Whether it hides a file of `/proc` behind `/dev/null`: that needs to be a device, and may be written to.
+    pub(crate) fn is_mask(&self) -> bool {
+        use std::os::unix::fs::{FileTypeExt, MetadataExt};
+        self.point.starts_with("/proc/")
+            && fs::symlink_metadata(&self.point)
+                .is_ok_and(|meta| meta.file_type().is_char_device() && meta.rdev() == libc::makedev(1, 3))
+    }
 }
 
 pub(crate) fn mounts() -> Vec<Mount> {

@@ -1,8 +1,10 @@
 //! processes: seeing, signalling and outranking processes outside the session.
 //!
-//! Pid 1 of the session's pid namespace is a stub of carrel's; attacks on it are in [`init`].
+//! Pid 1 of the session's pid namespace is a stub of carrel's; attacks on it are in [`init`]. The stub around each
+//! call is a `carrel-runner`; attacks on those are in [`runner`].
 
 pub(crate) mod init;
+pub(crate) mod runner;
 
 use crate::facts::Facts;
 use crate::isolate::{all_refused, step};
@@ -48,6 +50,9 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe::light("setns-any", "enter the namespaces of any visible process", setns_any),
 ];
 
+/// Names of carrel's processes that belong into a session: its init, and one runner per call.
+const STUBS: &[&str] = &["carrel-init", "carrel-runner"];
+
 /// Whether a command line is of carrel's supervisors (not of this program).
 fn is_carrel(cmdline: &str) -> bool {
     let program = cmdline.split(' ').next().unwrap_or_default();
@@ -73,7 +78,7 @@ fn pids_outside(facts: &Facts) -> Outcome {
         })
         .filter(|(_, cmdline, comm)| {
             let kernel_thread = comm.starts_with("kthreadd") || comm.starts_with("ksoftirqd");
-            is_carrel(cmdline)
+            (is_carrel(cmdline) && !STUBS.contains(&comm.trim()))
                 || kernel_thread
                 || facts.get("other_session_marker").is_some_and(|mark| cmdline.contains(mark))
         })

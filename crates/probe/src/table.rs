@@ -43,7 +43,7 @@ impl Probe {
 /// Probes by group; a group may be spread over several files.
 pub(crate) const GROUPS: &[(&str, &[&[Probe]])] = &[
     ("host-files", &[host_files::PROBES, host_files::mounts::PROBES, host_files::writes::PROBES]),
-    ("processes", &[processes::PROBES, processes::init::PROBES]),
+    ("processes", &[processes::PROBES, processes::init::PROBES, processes::runner::PROBES]),
     ("kernel", &[kernel::PROBES, kernel::state::PROBES, kernel::privilege::PROBES]),
     ("network", &[network::PROBES, network::families::PROBES]),
     ("devices", &[devices::PROBES]),

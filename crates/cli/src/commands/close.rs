@@ -13,7 +13,12 @@ use crate::{args::Close, context::Context, progress::Progress, target::Target};
 
 pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode, Problem> {
     if args.keep_workspace.is_some() && args.names.len() != 1 {
-        return Err(Problem::new(Code::InvalidArgument, "--keep-workspace takes one sandbox").hint("close them one by one"));
+        return Err(Problem::new(Code::InvalidArgument, "--keep-workspace takes one sandbox")
+            .hint("close them one by one"));
+    }
+    if let (Some(_), [target]) = (&args.keep_workspace, args.names.as_slice()) {
+        // The workspace of a dead sandbox may be a disk that is not mounted: that comes with its revival.
+        context.existing(target).await?;
     }
     let records = context.engine.list()?;
     let _progress = Progress::start(context.output, "closing");
@@ -37,7 +42,9 @@ pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode,
     };
     for record in wanted {
         let ended = match record {
-            Ok(record) => context.engine.close(record, args.keep_workspace.as_deref()).await.map(|()| record.id.clone()),
+            Ok(record) => {
+                context.engine.close(record, args.keep_workspace.as_deref()).await.map(|()| record.id.clone())
+            }
             Err(problem) => Err(problem),
         };
         match ended {
@@ -60,8 +67,10 @@ pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode,
 
 /// Not by way of [`Context::existing`]: a dead sandbox is not brought back to be closed.
 fn find<'r>(records: &'r [Record], target: &Target) -> Result<&'r Record, Problem> {
-    let is_meant = |record: &&Record| record.id.as_str() == target.name || record.key.as_ref() == Some(&target.key);
+    let is_meant =
+        |record: &&Record| record.id.as_str() == target.name || record.key.as_ref() == Some(&target.key);
     records.iter().find(is_meant).ok_or_else(|| {
-        Problem::new(Code::SandboxNotFound, format!("there is no sandbox `{}`", target.name)).hint("`carrel ls` lists them")
+        Problem::new(Code::SandboxNotFound, format!("there is no sandbox `{}`", target.name))
+            .hint("`carrel ls` lists them")
     })
 }

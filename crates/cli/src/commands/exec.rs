@@ -71,7 +71,11 @@ async fn detach(request: ExecRequest, record: &Record, context: &Context<'_>) ->
 }
 
 /// Stays with a command until its end, with the user's own terminal where it has one.
-pub(crate) async fn attached(request: ExecRequest, record: &Record, context: &Context<'_>) -> Result<ExitCode, Problem> {
+pub(crate) async fn attached(
+    request: ExecRequest,
+    record: &Record,
+    context: &Context<'_>,
+) -> Result<ExitCode, Problem> {
     let mut interrupts = Interrupts::listen()?;
     let (stdin, pty) = (request.stdin, request.pty.is_some());
     let progress = if pty { Progress::none() } else { Progress::start(context.output, "running") };
@@ -94,5 +98,7 @@ pub(crate) async fn attached(request: ExecRequest, record: &Record, context: &Co
 }
 
 pub(crate) fn parse_time(text: &str) -> Result<Duration, Problem> {
-    time(text, LONGEST).map_err(|why| Problem::new(Code::InvalidArgument, format!("--timeout: {why}")).hint("write 30s, 5m or 1h"))
+    time(text, LONGEST).map_err(|why| {
+        Problem::new(Code::InvalidArgument, format!("--timeout: {why}")).hint("write 30s, 5m or 1h")
+    })
 }

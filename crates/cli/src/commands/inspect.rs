@@ -69,9 +69,16 @@ fn facts(record: &Record, status: &Status) -> Vec<(&'static str, String)> {
         facts.push(("project", format!("{} ({how})", project.directory.display())));
     }
     let cpus = crate::config::Value::Cpus(limits.cpu_millis).to_string();
-    let values = [("memory", limits.memory.to_string()), ("pids", limits.pids.to_string()), ("cpus", cpus), ("disk", limits.disk.to_string())];
+    let values = [
+        ("memory", limits.memory.to_string()),
+        ("pids", limits.pids.to_string()),
+        ("cpus", cpus),
+        ("disk", limits.disk.to_string()),
+    ];
     match record.placed.as_ref().map(|placed| enforcement(&placed.enforced)) {
-        Some(how) => facts.extend(values.into_iter().zip(how).map(|((name, value), (_, how))| (name, format!("{value}, {how}")))),
+        Some(how) => facts.extend(
+            values.into_iter().zip(how).map(|((name, value), (_, how))| (name, format!("{value}, {how}"))),
+        ),
         None => facts.extend(values),
     }
     facts.push(("output", format!("{} kept per call", limits.output)));

@@ -13,7 +13,8 @@ use crate::{
 
 pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, Problem> {
     if args.name.is_id() {
-        return Err(Problem::new(Code::InvalidArgument, "a sandbox is opened by a name, not by an id").hint("choose a name"));
+        return Err(Problem::new(Code::InvalidArgument, "a sandbox is opened by a name, not by an id")
+            .hint("choose a name"));
     }
     let found = context.sandbox(&args.name, args.making.environment.as_deref()).await?;
     context.session(&found.record, &args.name.session()).await?;
@@ -31,7 +32,9 @@ pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, 
     }
     let ignored = args.making.given();
     if !found.created && !ignored.is_empty() {
-        context.output.note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
+        context
+            .output
+            .note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
     }
     let word = if found.created { "created" } else { "existing" };
     context.output.line(format_args!("{word} {}", found.record.id))?;

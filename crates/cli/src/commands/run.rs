@@ -49,19 +49,25 @@ struct Place {
 
 /// The sandbox for a run. A signal while it is made is returned with it, so that nothing half made stays behind; a second
 /// one leaves at once.
-async fn place(args: &Run, context: &Context<'_>, interrupts: &mut Interrupts) -> Result<(Place, Option<i32>), Problem> {
+async fn place(
+    args: &Run,
+    context: &Context<'_>,
+    interrupts: &mut Interrupts,
+) -> Result<(Place, Option<i32>), Problem> {
     let making = async {
         let environment = args.making.environment.as_deref();
         let Some(target) = &args.session else {
             let _progress = Progress::start(context.output, "starting the sandbox");
             let record = context.engine.ephemeral(&context.settings.wish(environment)).await?;
-            return Ok(Place { record, session: SessionName::main(), note: None });
+            return Ok::<_, Problem>(Place { record, session: SessionName::main(), note: None });
         };
         let found = context.sandbox(target, environment).await?;
         context.session(&found.record, &target.session()).await?;
         let ignored = args.making.given();
         if !found.created && !ignored.is_empty() {
-            context.output.note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
+            context
+                .output
+                .note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
         }
         let note = found.note.map(|note: Note| note_text(note, &target.name));
         Ok(Place { record: found.record, session: target.session(), note })
@@ -110,7 +116,8 @@ impl Place {
                     images.save(mime, data)?;
                 }
             }
-            let reply = Reply::new(&self.record, &self.session, Some(language), &transcript, self.note.as_deref());
+            let reply =
+                Reply::new(&self.record, &self.session, Some(language), &transcript, self.note.as_deref());
             return reply.print(&end, context.output);
         }
         let mut live = Live::new(context.output, progress, args.save_images.clone());
@@ -172,7 +179,7 @@ pub(crate) struct Reply<'a> {
     stderr: &'a Kept,
     results: &'a [Display],
     exception: Option<&'a Exception>,
-    error: Option<&'a Problem>,
+    error: Option<Problem>,
     receipt: Option<&'a Receipt>,
     note: Option<&'a str>,
 }
@@ -205,7 +212,6 @@ impl<'a> Reply<'a> {
     }
 
     pub(crate) fn print(mut self, end: &'a End, output: &Output) -> Result<ExitCode, Problem> {
-        let left;
         let code = match end {
             End::Finished(outcome) => {
                 let outcome: &Outcome = outcome;
@@ -213,15 +219,15 @@ impl<'a> Reply<'a> {
                 self.cause = Some(outcome.cause);
                 self.session_state = outcome.session_state;
                 self.exception = outcome.exception.as_ref();
-                self.error = outcome.problem.as_ref();
+                let session_state = outcome.session_state;
+                self.error = outcome.problem.clone().map(|problem| Problem { session_state, ..problem });
                 self.receipt = Some(&outcome.receipt);
                 exit_code(outcome)
             }
             End::Paused(_) => 0,
             End::Left(signal) => {
-                left = Problem::new(Code::Cancelled, "interrupted before the call ended");
                 self.cause = Some(Cause::Cancelled);
-                self.error = Some(&left);
+                self.error = Some(Problem::new(Code::Cancelled, "interrupted before the call ended"));
                 signal_code(*signal)
             }
         };
@@ -234,14 +240,21 @@ impl<'a> Reply<'a> {
 /// The code, from wherever it is.
 fn code(args: &Run) -> Result<String, Problem> {
     let bad = |what: String| Problem::new(Code::InvalidArgument, what);
-    let too_large = || Problem::new(Code::TooLarge, format!("the code is larger than {MAX_CODE} bytes")).hint("copy it into the sandbox with `carrel cp` and run it there");
+    let too_large = || {
+        Problem::new(Code::TooLarge, format!("the code is larger than {MAX_CODE} bytes"))
+            .hint("copy it into the sandbox with `carrel cp` and run it there")
+    };
     let read = |name: &str, input: &mut dyn Read| {
         let mut bytes = Vec::new();
-        input.take(MAX_CODE as u64 + 1).read_to_end(&mut bytes).map_err(|error| bad(format!("{name}: {error}")))?;
+        input
+            .take(MAX_CODE as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| bad(format!("{name}: {error}")))?;
         if bytes.len() > MAX_CODE {
             return Err(too_large());
         }
-        String::from_utf8(bytes).map_err(|_| bad(format!("{name} is not text in UTF-8")).hint("save it as UTF-8"))
+        String::from_utf8(bytes)
+            .map_err(|_| bad(format!("{name} is not text in UTF-8")).hint("save it as UTF-8"))
     };
     match (&args.code, &args.file) {
         (Some(code), _) if code == "-" => read("stdin", &mut std::io::stdin()),
@@ -249,9 +262,13 @@ fn code(args: &Run) -> Result<String, Problem> {
         (Some(code), _) => Ok(code.clone()),
         (None, Some(path)) => {
             let name = path.display().to_string();
-            let mut file = std::fs::File::open(path).map_err(|error| bad(format!("{name}: {error}")).hint("check the path after --file"))?;
+            let mut file = std::fs::File::open(path)
+                .map_err(|error| bad(format!("{name}: {error}")).hint("check the path after --file"))?;
             read(&name, &mut file)
         }
-        (None, None) => Err(bad("there is no code".to_owned()).hint("give it as an argument, with --file, or `-` for stdin")),
+        (None, None) => {
+            Err(bad("there is no code".to_owned())
+                .hint("give it as an argument, with --file, or `-` for stdin"))
+        }
     }
 }

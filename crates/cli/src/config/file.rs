@@ -44,7 +44,10 @@ pub(crate) fn read(path: &Path, author: Author) -> Result<Option<Said>, Problem>
         Err(error) => return Err(failed(error)),
     };
     if size > MAX_FILE {
-        return Err(Problem::new(Code::Config, format!("{} is larger than {MAX_FILE} bytes", path.display())));
+        return Err(Problem::new(
+            Code::Config,
+            format!("{} is larger than {MAX_FILE} bytes", path.display()),
+        ));
     }
     parse(path, &std::fs::read_to_string(path).map_err(failed)?, author).map(Some)
 }
@@ -65,7 +68,9 @@ fn parse(path: &Path, text: &str, author: Author) -> Result<Said, Problem> {
                     file.setting(Some(section), name, value, &mut said)?;
                 }
             }
-            (section @ ("session" | "limits" | "project"), _) => return Err(file.wrong(name, section, "a table")),
+            (section @ ("session" | "limits" | "project"), _) => {
+                return Err(file.wrong(name, section, "a table"));
+            }
             _ => file.setting(None, name, value, &mut said)?,
         }
     }
@@ -90,10 +95,16 @@ impl File<'_> {
     }
 
     fn wrong(&self, name: &Name<'_>, dotted: &str, wanted: &str) -> Problem {
-        self.problem(name.span().start, format!("`{dotted}` must be {wanted}")).hint("docs/configuration.md has examples")
+        self.problem(name.span().start, format!("`{dotted}` must be {wanted}"))
+            .hint("docs/configuration.md has examples")
     }
 
-    fn unknown<'k>(&self, name: &Name<'_>, dotted: &str, known: impl Iterator<Item = &'k str> + Clone) -> Problem {
+    fn unknown<'k>(
+        &self,
+        name: &Name<'_>,
+        dotted: &str,
+        known: impl Iterator<Item = &'k str> + Clone,
+    ) -> Problem {
         let problem = self.problem(name.span().start, format!("there is no setting `{dotted}`"));
         match nearest(dotted, known.clone()) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
@@ -115,7 +126,11 @@ impl File<'_> {
         let Some(key) = Key::ALL.into_iter().find(|key| key.name() == dotted) else {
             let sections = ["session", "limits", "environments", "project"];
             let keys = Key::ALL.iter().map(|key| key.name());
-            return Err(self.unknown(name, &dotted, keys.chain(sections.into_iter().filter(|_| section.is_none()))));
+            return Err(self.unknown(
+                name,
+                &dotted,
+                keys.chain(sections.into_iter().filter(|_| section.is_none())),
+            ));
         };
         let at = value.span().start;
         if self.author == Author::Project && !key.in_project_file() {
@@ -127,7 +142,8 @@ impl File<'_> {
             return Err(self.wrong(name, &dotted, key.kind().wanted()));
         };
         let value = key.kind().parse(&text).map_err(|why| {
-            self.problem(at, format!("`{dotted}`: {why}")).hint("docs/configuration.md lists what each setting may be")
+            self.problem(at, format!("`{dotted}`: {why}"))
+                .hint("docs/configuration.md lists what each setting may be")
         })?;
         let value = match value {
             Value::Path(path) => Value::Path(self.below(&path)),
@@ -148,7 +164,10 @@ impl File<'_> {
     /// A project shows itself to a sandbox, and nothing else of its user's.
     fn inside(&self, at: usize, path: &Path) -> Result<(), Problem> {
         let own = self.path.parent().unwrap_or(Path::new("/"));
-        let real = |path: &Path| std::fs::canonicalize(path).map_err(|error| self.problem(at, format!("{}: {error}", path.display())));
+        let real = |path: &Path| {
+            std::fs::canonicalize(path)
+                .map_err(|error| self.problem(at, format!("{}: {error}", path.display())))
+        };
         if real(path)?.starts_with(real(own)?) {
             return Ok(());
         }
@@ -160,10 +179,14 @@ impl File<'_> {
     fn environments(&self, table: &DeTable<'_>, said: &mut Said) -> Result<(), Problem> {
         for (name, value) in table {
             let dotted = format!("environments.{}", name.get_ref());
-            let DeValue::Table(fields) = value.get_ref() else { return Err(self.wrong(name, &dotted, "a table")) };
+            let DeValue::Table(fields) = value.get_ref() else {
+                return Err(self.wrong(name, &dotted, "a table"));
+            };
             if name.get_ref().parse::<carrel_proto::id::SessionName>().is_err() {
                 let what = format!("`{}` cannot be an environment's name", name.get_ref());
-                return Err(self.problem(name.span().start, what).hint("use letters, digits, `.`, `_` and `-`"));
+                return Err(self
+                    .problem(name.span().start, what)
+                    .hint("use letters, digits, `.`, `_` and `-`"));
             }
             let mut source = None;
             for (field, value) in fields {
@@ -186,12 +209,18 @@ impl File<'_> {
                     "sandbox" => Source::Artifact(self.below(Path::new(text(&dotted)?))),
                     _ => {
                         let near = nearest(field.get_ref(), ["preset", "sandbox"]);
-                        let hint = near.map_or("known: preset, sandbox".to_owned(), |near| format!("did you mean `{near}`?"));
-                        return Err(self.problem(field.span().start, format!("there is no setting `{dotted}`")).hint(hint));
+                        let hint = near.map_or("known: preset, sandbox".to_owned(), |near| {
+                            format!("did you mean `{near}`?")
+                        });
+                        return Err(self
+                            .problem(field.span().start, format!("there is no setting `{dotted}`"))
+                            .hint(hint));
                     }
                 };
                 if source.replace(found).is_some() {
-                    return Err(self.problem(at, format!("`{}` has both a preset and a sandbox", name.get_ref())).hint("choose one"));
+                    return Err(self
+                        .problem(at, format!("`{}` has both a preset and a sandbox", name.get_ref()))
+                        .hint("choose one"));
                 }
             }
             let line = self.line(name.span().start);
@@ -209,7 +238,9 @@ impl File<'_> {
 fn written(kind: Kind, value: &DeValue<'_>) -> Option<String> {
     match (kind, value) {
         (Kind::Size | Kind::Word(_) | Kind::Path, DeValue::String(text)) => Some(text.to_string()),
-        (Kind::Size | Kind::Time { .. } | Kind::Count | Kind::Cpus, DeValue::Integer(number)) if number.radix() == 10 => {
+        (Kind::Size | Kind::Time { .. } | Kind::Count | Kind::Cpus, DeValue::Integer(number))
+            if number.radix() == 10 =>
+        {
             Some(number.as_str().to_owned())
         }
         (Kind::Cpus, DeValue::Float(number)) => Some(number.as_str().to_owned()),
@@ -231,16 +262,28 @@ mod tests {
         let text = "[session]\nidle_timeout_seconds = 60\n[limits]\ncpus = 1.5\nmemory = \"1GB\"\n\
                     [environments.science]\nsandbox = \"art/science\"\n[environments.js]\npreset = \"node\"\n";
         let said = said(text).unwrap();
-        let values: Vec<String> = said.values.iter().map(|(key, value, line)| format!("{line} {} {value}", key.name())).collect();
-        assert_eq!(values, ["4 limits.cpus 1.5", "5 limits.memory 1 GB", "2 session.idle_timeout_seconds 60 s"]);
-        assert!(said.environments.contains(&("science".into(), Source::Artifact("/home/me/art/science".into()), 6)));
+        let values: Vec<String> =
+            said.values.iter().map(|(key, value, line)| format!("{line} {} {value}", key.name())).collect();
+        assert_eq!(
+            values,
+            ["4 limits.cpus 1.5", "5 limits.memory 1 GB", "2 session.idle_timeout_seconds 60 s"]
+        );
+        assert!(said.environments.contains(&(
+            "science".into(),
+            Source::Artifact("/home/me/art/science".into()),
+            6
+        )));
         assert!(said.environments.contains(&("js".into(), Source::Preset(Language::Node), 8)));
     }
 
     #[test]
     fn mistakes_are_named_with_their_line() {
         for (text, message, hint) in [
-            ("[limits]\nmemmory = 1", "carrel.toml:2: there is no setting `limits.memmory`", "did you mean `limits.memory`?"),
+            (
+                "[limits]\nmemmory = 1",
+                "carrel.toml:2: there is no setting `limits.memmory`",
+                "did you mean `limits.memory`?",
+            ),
             ("\n[limit]\nmemory = 1", "carrel.toml:2: there is no setting `limit`", "did you mean `limits`?"),
             ("[limits]\npids = \"many\"", "carrel.toml:2: `limits.pids` must be a whole number", ""),
             ("[limits]\ntimeout_seconds = 4000", "`4000` is more than the most, 3600 s", ""),
@@ -248,7 +291,11 @@ mod tests {
             ("[limits]\ncpus = -1", "`-1` is not a number of CPUs", ""),
             ("limits = 3", "carrel.toml:1: `limits` must be a table", ""),
             ("[environments.a]\npreset = \"ruby\"", "no preset `ruby`", "presets: python, bash, node"),
-            ("[environments.a]\nprest = \"node\"", "carrel.toml:2: there is no setting `environments.a.prest`", "`preset`"),
+            (
+                "[environments.a]\nprest = \"node\"",
+                "carrel.toml:2: there is no setting `environments.a.prest`",
+                "`preset`",
+            ),
             ("[environments.a]\n", "says neither preset nor sandbox", ""),
             ("[limits\n", "carrel.toml:1: ", ""),
         ] {
@@ -265,7 +312,9 @@ mod tests {
         assert!(said(text).is_ok());
         let problem = parse(Path::new("/src/p/carrel.toml"), text, Author::Project).unwrap_err();
         assert!(problem.message.contains("cannot be set by a project"), "{}", problem.message);
-        let problem = parse(Path::new("/tmp/carrel.toml"), "[project]\ndirectory = \"/etc\"", Author::Project).unwrap_err();
+        let problem =
+            parse(Path::new("/tmp/carrel.toml"), "[project]\ndirectory = \"/etc\"", Author::Project)
+                .unwrap_err();
         assert!(problem.message.contains("leads out of the project"), "{}", problem.message);
     }
 }

@@ -248,7 +248,12 @@ impl Value {
 /// The known name that is closest to what was typed, if any is close.
 pub(crate) fn nearest<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let far = typed.chars().count() / 2 + 1;
-    known.into_iter().map(|name| (distance(typed, name), name)).filter(|(d, _)| *d <= far).min().map(|(_, name)| name)
+    known
+        .into_iter()
+        .map(|name| (distance(typed, name), name))
+        .filter(|(d, _)| *d <= far)
+        .min()
+        .map(|(_, name)| name)
 }
 
 /// Edits (insert, remove, replace, swap neighbours) between two words.

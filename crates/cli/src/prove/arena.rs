@@ -79,7 +79,9 @@ impl Bait {
         }
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         wrong.extend(
-            entries.filter(|entry| entry.file_name() != "canary").map(|entry| format!("{} is new", entry.path().display())),
+            entries
+                .filter(|entry| entry.file_name() != "canary")
+                .map(|entry| format!("{} is new", entry.path().display())),
         );
         if self.tcp.accept().is_ok() {
             wrong.push("someone connected to the TCP port".to_owned());
@@ -161,7 +163,8 @@ impl<'a> Arena<'a> {
                 return Err(problem);
             }
         };
-        let marker = format!("carrel-prove-marker-{}", random_word().map_err(broken("asking for randomness"))?);
+        let marker =
+            format!("carrel-prove-marker-{}", random_word().map_err(broken("asking for randomness"))?);
         let treasure = random_word().map_err(broken("asking for randomness"))?;
         let traces = vec![host::Trace::of(engine, &a), host::Trace::of(engine, &b)];
         let facts = BTreeMap::new();
@@ -184,7 +187,8 @@ impl<'a> Arena<'a> {
         let open = OpenSession { name: other.clone(), cwd: None, env: BTreeMap::new() };
         self.engine.session(&self.a, open).await?;
         // The program that is there in any box; a name of its own makes it sleep, its arguments are the marker.
-        let argv = ["/bin/sh", "-c", "while :; do sleep 3600; done", &self.marker].map(str::to_owned).to_vec();
+        let argv =
+            ["/bin/sh", "-c", "while :; do sleep 3600; done", &self.marker].map(str::to_owned).to_vec();
         let mut sleeper = command(argv, MARKER_TIME);
         sleeper.session = other;
         sleeper.cancel_on_disconnect = false;
@@ -236,12 +240,13 @@ impl<'a> Arena<'a> {
     pub(super) async fn probes(&self) -> Result<Vec<Probe>, Problem> {
         let call = self.engine.exec(&self.a, command(vec![PROGRAM.into(), "list".into()], ONE_TIME)).await?;
         let said = listen(call).await?;
-        serde_json::from_slice(&said.stdout)
-            .map_err(|error| Problem::internal(format!("the list of probes ({}): {error}", ended(&said.outcome))))
+        serde_json::from_slice(&said.stdout).map_err(|error| {
+            Problem::internal(format!("the list of probes ({}): {error}", ended(&said.outcome)))
+        })
     }
 
     /// Runs light probes by one way, group by group; a probe that took its whole group down is asked once more alone.
-    pub(super) async fn light(&mut self, probes: &[&Probe], way: &Way) -> Result<Vec<Finding>, Problem> {
+    pub(super) async fn light(&self, probes: &[&Probe], way: Way) -> Vec<Finding> {
         let mut found = BTreeMap::new();
         let groups: Vec<&str> = super::report::GROUPS
             .into_iter()
@@ -250,16 +255,16 @@ impl<'a> Arena<'a> {
         for group in groups {
             progress(&format!("{group} by {}", way.name()));
             let args = self.args(&["all", "--group", group], &[]);
-            match attack(self.engine, &self.a, *way, &args, GROUP_TIME).await {
+            match attack(self.engine, &self.a, way, &args, GROUP_TIME).await {
                 Ok(said) => found.extend(results(&said.stdout)),
                 Err(problem) if problem.code == Code::InterpreterMissing => {
-                    return Ok(vec![Finding {
+                    return vec![Finding {
                         name: format!("by-{}", way.name()),
                         group: group.to_owned(),
                         verdict: Verdict::Skipped,
                         detail: problem.message,
                         via: way.name().to_owned(),
-                    }]);
+                    }];
                 }
                 // Asked again one by one below.
                 Err(_) => {}
@@ -269,11 +274,11 @@ impl<'a> Arena<'a> {
         for probe in probes {
             let result = match found.remove(&probe.name) {
                 Some(result) => result,
-                None => self.alone(probe, *way).await,
+                None => self.alone(probe, way).await,
             };
-            findings.push(finding(probe, *way, result.0, result.1));
+            findings.push(finding(probe, way, result.0, result.1));
         }
-        Ok(findings)
+        findings
     }
 
     async fn alone(&self, probe: &Probe, way: Way) -> (Verdict, String) {
@@ -294,7 +299,7 @@ impl<'a> Arena<'a> {
     }
 
     /// What the outside can see after the light probes.
-    pub(super) async fn judge_from_host(&mut self) -> Vec<Finding> {
+    pub(super) async fn judge_from_host(&self) -> Vec<Finding> {
         progress("looking from outside");
         let mut findings = host::processes(&self.a);
         findings.extend(host::cgroups(&self.a));
@@ -310,9 +315,15 @@ impl<'a> Arena<'a> {
             None => Ok(None),
         };
         findings.push(match running {
-            Ok(None) => Finding::host("sessions", "other-session-lives", Verdict::Held, "its process still runs"),
-            Ok(Some(outcome)) => Finding::host("sessions", "other-session-lives", Verdict::Breach, ended(&outcome)),
-            Err(problem) => Finding::host("sessions", "other-session-lives", Verdict::Breach, problem.message),
+            Ok(None) => {
+                Finding::host("sessions", "other-session-lives", Verdict::Held, "its process still runs")
+            }
+            Ok(Some(outcome)) => {
+                Finding::host("sessions", "other-session-lives", Verdict::Breach, ended(&outcome))
+            }
+            Err(problem) => {
+                Finding::host("sessions", "other-session-lives", Verdict::Breach, problem.message)
+            }
         });
         findings
     }
@@ -333,7 +344,10 @@ impl<'a> Arena<'a> {
             Ok(_) => vec!["the file in the other sandbox has changed".to_owned()],
             Err(problem) => vec![problem.message],
         };
-        vec![bait, Finding::host_judged("sessions", "other-sandbox-untouched", "its file is as it was", &wrong)]
+        vec![
+            bait,
+            Finding::host_judged("sessions", "other-sandbox-untouched", "its file is as it was", &wrong),
+        ]
     }
 
     /// Remembers a further box, to look for its traces at the end.
@@ -351,8 +365,11 @@ impl<'a> Arena<'a> {
             }
         }
         wrong.extend(self.traces.iter().flat_map(host::Trace::left));
-        wrong.extend(host::processes_with(&self.marker).iter().map(|pid| format!("process {pid} of a session")));
-        let fine = format!("{} sandboxes closed: no process, mount, cgroup or directory is left", self.traces.len());
+        wrong.extend(
+            host::processes_with(&self.marker).iter().map(|pid| format!("process {pid} of a session")),
+        );
+        let fine =
+            format!("{} sandboxes closed: no process, mount, cgroup or directory is left", self.traces.len());
         vec![Finding::host_judged("sessions", "left-behind", fine, &wrong)]
     }
 }

@@ -102,10 +102,13 @@ fn code(language: Language, argv: &[String]) -> String {
     match language {
         Language::Python => format!("import subprocess\nsubprocess.run({list}, close_fds=False)\nNone\n"),
         Language::Node => {
-            format!("{{ const [program, ...rest] = {list}; require('child_process').spawnSync(program, rest, {{ stdio: 'inherit' }}); }} undefined\n")
+            format!(
+                "{{ const [program, ...rest] = {list}; require('child_process').spawnSync(program, rest, {{ stdio: 'inherit' }}); }} undefined\n"
+            )
         }
         Language::Bash => {
-            let quoted: Vec<String> = argv.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect();
+            let quoted: Vec<String> =
+                argv.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect();
             quoted.join(" ")
         }
     }
@@ -160,11 +163,17 @@ pub(super) fn results(stdout: &[u8]) -> BTreeMap<String, (Verdict, String)> {
 
 /// How a call ended, for a report.
 pub(super) fn ended(outcome: &Outcome) -> String {
-    let problem = outcome.problem.as_ref().map(|problem| format!(": {}", problem.message)).unwrap_or_default();
+    let problem =
+        outcome.problem.as_ref().map(|problem| format!(": {}", problem.message)).unwrap_or_default();
     format!("{:?}, exit {}{problem}", outcome.cause, outcome.exit_code).to_lowercase()
 }
 
-pub(super) fn finding(probe: &super::Probe, way: Way, verdict: Verdict, detail: impl Into<String>) -> Finding {
+pub(super) fn finding(
+    probe: &super::Probe,
+    way: Way,
+    verdict: Verdict,
+    detail: impl Into<String>,
+) -> Finding {
     Finding {
         name: probe.name.clone(),
         group: probe.group.clone(),

@@ -77,8 +77,12 @@ impl Limit {
 /// How firmly a limit stands, and the host's word where it does not.
 fn firmness(enforcement: Option<&Enforcement>) -> (bool, String) {
     match enforcement {
-        None | Some(Enforcement::CgroupV1 | Enforcement::CgroupV2 | Enforcement::SizedFilesystem) => (true, String::new()),
-        Some(Enforcement::Rlimit(word) | Enforcement::Watched(word) | Enforcement::Nothing(word)) => (false, word.clone()),
+        None | Some(Enforcement::CgroupV1 | Enforcement::CgroupV2 | Enforcement::SizedFilesystem) => {
+            (true, String::new())
+        }
+        Some(Enforcement::Rlimit(word) | Enforcement::Watched(word) | Enforcement::Nothing(word)) => {
+            (false, word.clone())
+        }
     }
 }
 
@@ -101,7 +105,14 @@ pub(super) async fn run(arena: &mut Arena<'_>, probes: &[&Probe]) -> Result<Vec<
         return Ok(Vec::new());
     }
     let quiet = quiet(arena).await?;
-    let mut neighbour = Neighbour { quiet, calls: 0, worst: Duration::ZERO, wrong: Vec::new(), firm: true, word: String::new() };
+    let mut neighbour = Neighbour {
+        quiet,
+        calls: 0,
+        worst: Duration::ZERO,
+        wrong: Vec::new(),
+        firm: true,
+        word: String::new(),
+    };
     let mut lost = Vec::new();
     let mut findings = Vec::new();
     for probe in probes {
@@ -143,7 +154,9 @@ async fn one(arena: &Arena<'_>, probe: &Probe, record: &Record, neighbour: &mut 
     let attacked = neighbour.while_it(&probe.name, arena, async {
         match probe.name.as_str() {
             "output-flood" => flood(arena.engine, record, args).await,
-            _ => attack(arena.engine, record, Way::Exec, &args, ATTACK_TIME).await.map(|said| judge(probe, &said, limit)),
+            _ => attack(arena.engine, record, Way::Exec, &args, ATTACK_TIME)
+                .await
+                .map(|said| judge(probe, &said, limit)),
         }
     });
     let (verdict, detail) = match attacked.await {
@@ -161,7 +174,9 @@ fn judge(probe: &Probe, said: &Said, limit: Limit) -> (Verdict, String) {
     match results(&said.stdout).remove(&probe.name) {
         Some((Verdict::Skipped, detail)) if probe.name == "cpu" => judge_cpu(&said.outcome, &detail),
         Some(result) => result,
-        None if stopped && limit != Limit::Own => (Verdict::Held, format!("stopped ({})", ended(&said.outcome))),
+        None if stopped && limit != Limit::Own => {
+            (Verdict::Held, format!("stopped ({})", ended(&said.outcome)))
+        }
         None => (Verdict::Skipped, format!("the probe gave no answer ({})", ended(&said.outcome))),
     }
 }
@@ -199,7 +214,10 @@ async fn flood(engine: &Engine, record: &Record, args: Vec<String>) -> Result<(V
     let grown = memory_peak().saturating_sub(before);
     let spooled = size_of(&host::directory(engine, record).join("spool"));
     if got + gaps != outcome.receipt.stdout_bytes {
-        wrong.push(format!("{got} bytes came, {gaps} were left out, {} were counted", outcome.receipt.stdout_bytes));
+        wrong.push(format!(
+            "{got} bytes came, {gaps} were left out, {} were counted",
+            outcome.receipt.stdout_bytes
+        ));
     }
     if grown > FLOOD_MEMORY {
         wrong.push(format!("this process grew by {} MB", grown >> 20));
@@ -207,6 +225,10 @@ async fn flood(engine: &Engine, record: &Record, args: Vec<String>) -> Result<(V
     // The head up to the limit, a tail, and what a chunk may overshoot.
     if spooled > record.spec.limits.output.0 + (4 << 20) {
         wrong.push(format!("{} MB lie in the spool", spooled >> 20));
+    }
+    // The probe stops by itself long before: a call that is still there was held up on its way.
+    if outcome.cause == Cause::Timeout {
+        wrong.push(format!("the output stalled after {} MB", got >> 20));
     }
     if outcome.receipt.stdout_bytes < FLOOD_MB << 20 && wrong.is_empty() {
         return Ok((Verdict::Skipped, format!("too slow to tell: {} MB ({})", got >> 20, ended(&outcome))));
@@ -306,7 +328,11 @@ impl Neighbour {
         );
         let judged = Finding::host_judged("exhaustion", "neighbour-answers", fine, &self.wrong);
         if judged.verdict == Verdict::Breach && !self.firm {
-            return Finding { verdict: Verdict::NotEnforced, detail: format!("{}: {}", judged.detail, self.word), ..judged };
+            return Finding {
+                verdict: Verdict::NotEnforced,
+                detail: format!("{}: {}", judged.detail, self.word),
+                ..judged
+            };
         }
         judged
     }

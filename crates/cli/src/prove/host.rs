@@ -35,12 +35,14 @@ pub(super) fn addresses() -> Vec<String> {
 /// A variable of this process that no box has reason to have.
 pub(super) fn private_variable() -> Option<String> {
     const ORDINARY: [&str; 14] = [
-        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TERM", "PWD", "OLDPWD", "SHLVL", "_", "TMPDIR", "TZ",
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TERM", "PWD", "OLDPWD", "SHLVL",
+        "_", "TMPDIR", "TZ",
     ];
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let private = names.filter(|name| !ORDINARY.contains(&name.as_str()) && !name.starts_with("LC_"));
     // The most telling first: what sounds like a secret, then whatever there is.
-    private.max_by_key(|name| (["TOKEN", "SECRET", "KEY"].iter().any(|word| name.contains(word)), name.clone()))
+    private
+        .max_by_key(|name| (["TOKEN", "SECRET", "KEY"].iter().any(|word| name.contains(word)), name.clone()))
 }
 
 fn pids() -> Vec<i32> {
@@ -60,7 +62,8 @@ pub(super) fn processes_with(text: &str) -> Vec<i32> {
 /// `/proc/PID/status` by key.
 fn status(pid: i32) -> Option<BTreeMap<String, String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let pair = |line: &str| line.split_once(':').map(|(key, value)| (key.to_owned(), value.trim().to_owned()));
+    let pair =
+        |line: &str| line.split_once(':').map(|(key, value)| (key.to_owned(), value.trim().to_owned()));
     Some(text.lines().filter_map(pair).collect())
 }
 
@@ -147,9 +150,24 @@ pub(super) fn processes(record: &Record) -> Vec<Finding> {
         _ => Finding::host_judged("processes", name, fine, wrong),
     };
     vec![
-        judged("rights-of-user-code", format!("{users} processes: no capability, filtered, own user"), &user_wrong, users),
-        judged("rights-of-supervisors", format!("{own} processes of carrel have only what they need"), &own_wrong, own),
-        judged("namespaces-from-outside", format!("{spaces} looked at, none is the host's"), &space_wrong, spaces),
+        judged(
+            "rights-of-user-code",
+            format!("{users} processes: no capability, filtered, own user"),
+            &user_wrong,
+            users,
+        ),
+        judged(
+            "rights-of-supervisors",
+            format!("{own} processes of carrel have only what they need"),
+            &own_wrong,
+            own,
+        ),
+        judged(
+            "namespaces-from-outside",
+            format!("{spaces} looked at, none is the host's"),
+            &space_wrong,
+            spaces,
+        ),
     ]
 }
 
@@ -158,7 +176,8 @@ fn cgroup(pid: i32, controller: Option<&str>) -> Option<PathBuf> {
     let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let path = membership.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-        let here = controller.map_or(controllers.is_empty(), |name| controllers.split(',').any(|other| other == name));
+        let here = controller
+            .map_or(controllers.is_empty(), |name| controllers.split(',').any(|other| other == name));
         here.then_some(path)
     })?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -167,7 +186,9 @@ fn cgroup(pid: i32, controller: Option<&str>) -> Option<PathBuf> {
         let (left, right): (Vec<&str>, Vec<&str>) = (left.split(' ').collect(), right.split(' ').collect());
         let fits = match controller {
             None => *right.first()? == "cgroup2",
-            Some(name) => *right.first()? == "cgroup" && right.get(2)?.split(',').any(|option| option == name),
+            Some(name) => {
+                *right.first()? == "cgroup" && right.get(2)?.split(',').any(|option| option == name)
+            }
         };
         let (root, at) = (left.get(3)?, left.get(4)?);
         let below = path.strip_prefix(root.trim_end_matches('/')).unwrap_or(path);
@@ -180,11 +201,14 @@ pub(super) fn cgroups(record: &Record) -> Vec<Finding> {
     let Some(placed) = &record.placed else { return Vec::new() };
     let limits = &record.spec.limits;
     let read = |directory: &Path, file: &str| {
-        fs::read_to_string(directory.join(file)).map(|text| text.trim().to_owned()).unwrap_or_else(|error| error.to_string())
+        fs::read_to_string(directory.join(file))
+            .map(|text| text.trim().to_owned())
+            .unwrap_or_else(|error| error.to_string())
     };
     let quota = |text: &str| text.parse::<u64>().ok();
     let (mut wrong, mut outside, mut seen) = (Vec::new(), Vec::new(), Vec::new());
-    let enforced = [("memory", &placed.enforced.memory), ("pids", &placed.enforced.pids), ("cpu", &placed.enforced.cpu)];
+    let enforced =
+        [("memory", &placed.enforced.memory), ("pids", &placed.enforced.pids), ("cpu", &placed.enforced.cpu)];
     for (controller, enforcement) in enforced {
         let v1 = match enforcement {
             Enforcement::CgroupV1 => true,
@@ -208,8 +232,11 @@ pub(super) fn cgroups(record: &Record) -> Vec<Finding> {
                 (said, right)
             }
             (_, true) => {
-                let (said, period) = (read(&directory, "cpu.cfs_quota_us"), read(&directory, "cpu.cfs_period_us"));
-                let right = quota(&said).zip(quota(&period)).is_some_and(|(q, p)| q * 1000 == p * u64::from(limits.cpu_millis));
+                let (said, period) =
+                    (read(&directory, "cpu.cfs_quota_us"), read(&directory, "cpu.cfs_period_us"));
+                let right = quota(&said)
+                    .zip(quota(&period))
+                    .is_some_and(|(q, p)| q * 1000 == p * u64::from(limits.cpu_millis));
                 (format!("{said}/{period}"), right)
             }
             (_, false) => {
@@ -223,11 +250,22 @@ pub(super) fn cgroups(record: &Record) -> Vec<Finding> {
         if !right {
             wrong.push(format!("{controller} is {said} in {}", directory.display()));
         }
-        let stray = |pid: &i32| own(*pid).is_some_and(|other| !other.starts_with(&directory));
-        outside.extend(tree(placed.pid).into_iter().filter(stray).map(|pid| format!("process {pid} is outside {controller}")));
+        // A dead process that nobody has collected yet is in no cgroup any more.
+        let dead = |pid: i32| {
+            status(pid).is_none_or(|all| all.get("State").is_some_and(|state| state.starts_with(['Z', 'X'])))
+        };
+        let stray = |pid: &i32| own(*pid).is_some_and(|other| !other.starts_with(&directory)) && !dead(*pid);
+        outside.extend(
+            tree(placed.pid)
+                .into_iter()
+                .filter(stray)
+                .map(|pid| format!("process {pid} is outside {controller}")),
+        );
     }
     let judged = |name: &str, fine: String, wrong: &[String]| match seen.is_empty() {
-        true => Finding::host("exhaustion", name, Verdict::Skipped, "no limit is held by a cgroup on this host"),
+        true => {
+            Finding::host("exhaustion", name, Verdict::Skipped, "no limit is held by a cgroup on this host")
+        }
         false => Finding::host_judged("exhaustion", name, fine, wrong),
     };
     vec![
@@ -261,10 +299,12 @@ impl Trace {
         if self.directory.exists() {
             left.push(format!("directory {}", self.directory.display()));
         }
-        let is_agent = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"carrel\0agent\0");
+        let is_agent =
+            |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"carrel\0agent\0");
         let same = |pid: &i32| {
             // As far as we may look: another sandbox's agent can have got the same number since.
-            fs::read(format!("/proc/{pid}/environ")).map_or(true, |all| String::from_utf8_lossy(&all).contains(&self.id))
+            fs::read(format!("/proc/{pid}/environ"))
+                .map_or(true, |all| String::from_utf8_lossy(&all).contains(&self.id))
         };
         if let Some(pid) = self.pid.filter(is_agent).filter(same) {
             left.push(format!("process {pid} of {}", self.id));
@@ -272,7 +312,9 @@ impl Trace {
         if fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts.contains(&self.id)) {
             left.push(format!("a mount of {}", self.id));
         }
-        left.extend(self.cgroups.iter().filter(|path| path.exists()).map(|path| format!("cgroup {}", path.display())));
+        left.extend(
+            self.cgroups.iter().filter(|path| path.exists()).map(|path| format!("cgroup {}", path.display())),
+        );
         left
     }
 }

@@ -37,7 +37,13 @@ pub(super) struct Finding {
 impl Finding {
     /// Seen from outside.
     pub(super) fn host(group: &str, name: &str, verdict: Verdict, detail: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), group: group.to_owned(), verdict, detail: detail.into(), via: "host".to_owned() }
+        Self {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            verdict,
+            detail: detail.into(),
+            via: "host".to_owned(),
+        }
     }
 
     /// Held if nothing is wrong, otherwise a breach that names (a bounded number of) what is.
@@ -46,7 +52,11 @@ impl Finding {
             return Self::host(group, name, Verdict::Held, fine);
         }
         let shown: Vec<&str> = wrong.iter().take(12).map(String::as_str).collect();
-        let more = if wrong.len() > shown.len() { format!("; and {} more", wrong.len() - shown.len()) } else { String::new() };
+        let more = if wrong.len() > shown.len() {
+            format!("; and {} more", wrong.len() - shown.len())
+        } else {
+            String::new()
+        };
         Self::host(group, name, Verdict::Breach, format!("{}{more}", shown.join("; ")))
     }
 }
@@ -78,8 +88,13 @@ pub(super) fn json(out: &mut impl Write, findings: &[Finding]) -> io::Result<()>
 
 pub(super) fn table(out: &mut impl Write, findings: &[Finding]) -> io::Result<()> {
     let colour = io::stdout().is_terminal();
-    let paint = |code: &str, text: &str| if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
-    writeln!(out, "{}", paint("1", &row("group", ["held", "breach", "not enforced", "skipped"].map(str::to_owned))))?;
+    let paint =
+        |code: &str, text: &str| if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
+    writeln!(
+        out,
+        "{}",
+        paint("1", &row("group", ["held", "breach", "not enforced", "skipped"].map(str::to_owned)))
+    )?;
     let counts = |chosen: &[&Finding]| {
         [Verdict::Held, Verdict::Breach, Verdict::NotEnforced, Verdict::Skipped]
             .map(|verdict| chosen.iter().filter(|finding| finding.verdict == verdict).count())
@@ -94,8 +109,11 @@ pub(super) fn table(out: &mut impl Write, findings: &[Finding]) -> io::Result<()
     let [held, breaches, not_enforced, skipped] = counts(&all);
     let total = row("total", [held, breaches, not_enforced, skipped].map(|count| count.to_string()));
     writeln!(out, "{}", paint("1", &total))?;
-    let lists =
-        [(Verdict::Breach, "breach", "31"), (Verdict::NotEnforced, "not enforced", "33"), (Verdict::Skipped, "skipped", "2")];
+    let lists = [
+        (Verdict::Breach, "breach", "31"),
+        (Verdict::NotEnforced, "not enforced", "33"),
+        (Verdict::Skipped, "skipped", "2"),
+    ];
     for (verdict, word, code) in lists {
         let lines = together(&of(findings, verdict));
         if !lines.is_empty() {
@@ -108,7 +126,11 @@ pub(super) fn table(out: &mut impl Write, findings: &[Finding]) -> io::Result<()
     writeln!(out)?;
     match breaches {
         0 => writeln!(out, "{}: {held} attacks were stopped", paint("32", "no breach")),
-        count => writeln!(out, "{}: see above, and SECURITY.md for how to report it", paint("31", &format!("{count} breached"))),
+        count => writeln!(
+            out,
+            "{}: see above, and SECURITY.md for how to report it",
+            paint("31", &format!("{count} breached"))
+        ),
     }
 }
 
@@ -170,7 +192,8 @@ mod tests {
     #[test]
     fn the_json_has_the_documented_shape() {
         let mut out = Vec::new();
-        json(&mut out, &[finding("a", Verdict::Held, "exec"), finding("b", Verdict::NotEnforced, "exec")]).unwrap();
+        json(&mut out, &[finding("a", Verdict::Held, "exec"), finding("b", Verdict::NotEnforced, "exec")])
+            .unwrap();
         let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
         assert_eq!(value["held"], 1);
         assert_eq!(value["not_enforced"][0]["name"], "b");

@@ -212,7 +212,7 @@ fn writable_mounts(_: &Facts) -> Outcome {
     let found: Vec<String> = mounts
         .iter()
         .filter(|mount| mount.writable() && !look::WRITABLE.contains(&mount.point.as_str()))
-        .filter(|mount| mount.kind != "proc" && !mount.point.starts_with("/dev"))
+        .filter(|mount| mount.kind != "proc" && !mount.point.starts_with("/dev") && !mount.is_mask())
         .filter(|mount| rustix::fs::access(&mount.point, rustix::fs::Access::WRITE_OK) != Err(Errno::ROFS))
         .filter(|mount| rustix::fs::access(&mount.point, rustix::fs::Access::WRITE_OK).is_ok())
         .map(|mount| format!("{} ({})", mount.point, mount.kind))

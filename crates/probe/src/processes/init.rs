@@ -113,7 +113,7 @@ fn process_vm(nr: i64) -> Outcome {
     })
 }
 
-fn iovec(base: usize, length: usize) -> [u8; 16] {
+pub(super) fn iovec(base: usize, length: usize) -> [u8; 16] {
     let mut bytes = [0_u8; 16];
     bytes[..8].copy_from_slice(&base.to_ne_bytes());
     bytes[8..].copy_from_slice(&length.to_ne_bytes());
@@ -125,7 +125,8 @@ fn init_mem(_: &Facts) -> Outcome {
         let what = if write { "open /proc/1/mem for writing" } else { "open /proc/1/mem" };
         let file = fs::OpenOptions::new().read(!write).write(write).open("/proc/1/mem");
         match file {
-            Err(error) => expect_errno::<()>(what, Err(errno_of(&error)), NO_FILE),
+            // A read-only /proc says no before anyone else is asked.
+            Err(error) => expect_errno::<()>(what, Err(errno_of(&error)), &[NO_FILE, &[Errno::ROFS]].concat()),
             // Opening works in some kernels where every access then fails.
             Ok(mut file) if !write => {
                 let _ = file.seek(SeekFrom::Start(0x1000));
@@ -141,7 +142,7 @@ fn init_mem(_: &Facts) -> Outcome {
 }
 
 /// What may be read must at least be empty.
-fn unreadable(path: &str) -> Outcome {
+pub(super) fn unreadable(path: &str) -> Outcome {
     let mut content = Vec::new();
     match File::open(path).and_then(|file| file.take(65536).read_to_end(&mut content)) {
         Err(error) => expect_errno::<()>(path, Err(errno_of(&error)), NO_FILE),

@@ -1,0 +1,222 @@
+//! `carrel doctor`: what this host offers, found out by trying.
+
+use std::{fs, path::Path, process::ExitCode};
+
+use carrel_backend::host::HostInterpreters;
+use carrel_engine::call::Output as Piece;
+use carrel_proto::{
+    guest::Language,
+    id::SessionName,
+    limits::{Enforced, Enforcement},
+    message::Run,
+    outcome::Outcome,
+    problem::{Code, Problem},
+};
+use serde::Serialize;
+
+use crate::{args::Doctor, commands::inspect::enforcement, context::Context, progress::Progress, prove};
+
+/// What a host is asked about.
+#[derive(Debug, Serialize)]
+struct Facts {
+    carrel: &'static str,
+    kernel: String,
+    user: User,
+    state: String,
+    cgroup: &'static str,
+    /// The kernel's version of Landlock, 0 without it.
+    landlock: u8,
+    seccomp: bool,
+    user_namespaces: Vec<(&'static str, String)>,
+    enforced: Enforced,
+    interpreters: HostInterpreters,
+    sandbox: Trial,
+}
+
+#[derive(Debug, Serialize)]
+struct User {
+    uid: u32,
+    root: bool,
+}
+
+/// What came of making a sandbox and running something in it.
+#[derive(Debug, Serialize)]
+struct Trial {
+    works: bool,
+    milliseconds: u128,
+    error: Option<Problem>,
+}
+
+pub(crate) async fn run(args: &Doctor, context: &Context<'_>) -> Result<ExitCode, Problem> {
+    if args.prove {
+        return prove::run(&context.engine, context.output.json, args.filter.as_deref()).await;
+    }
+    let progress = Progress::start(context.output, "looking around");
+    let facts = look(args, context).await;
+    drop(progress);
+    if context.output.json {
+        context.output.object(&facts)?;
+    } else {
+        print(&facts, context)?;
+    }
+    Ok(if facts.sandbox.works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn look(args: &Doctor, context: &Context<'_>) -> Facts {
+    let place = context.engine.state_directory().join("environments");
+    let interpreters =
+        if args.refresh { HostInterpreters::look(&place) } else { HostInterpreters::find(&place) };
+    let system = rustix::system::uname();
+    let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    let uid = rustix::process::geteuid();
+    Facts {
+        carrel: env!("CARGO_PKG_VERSION"),
+        kernel: format!("{} {} {}", word(system.sysname()), word(system.release()), word(system.machine())),
+        user: User { uid: uid.as_raw(), root: uid.is_root() },
+        state: context.engine.state_directory().display().to_string(),
+        cgroup: cgroup(),
+        landlock: landlock(),
+        seccomp: read("/proc/sys/kernel/seccomp/actions_avail").is_some() || status_has("Seccomp:"),
+        user_namespaces: user_namespaces(),
+        enforced: context.engine.enforced(&context.settings.limits),
+        sandbox: trial(context, &interpreters).await,
+        interpreters,
+    }
+}
+
+/// Makes a sandbox, runs nothing much in it, and takes it away.
+async fn trial(context: &Context<'_>, interpreters: &HostInterpreters) -> Trial {
+    let begun = std::time::Instant::now();
+    let outcome = attempt(context, interpreters).await;
+    Trial { works: outcome.is_ok(), milliseconds: begun.elapsed().as_millis(), error: outcome.err() }
+}
+
+async fn attempt(context: &Context<'_>, interpreters: &HostInterpreters) -> Result<(), Problem> {
+    let engine = &context.engine;
+    let record = engine.ephemeral(&context.settings.wish(None)).await?;
+    let there = |language: &Language| {
+        interpreters.interpreters.get(language).is_some_and(|found| !found.program.is_empty())
+    };
+    let ran = match [Language::Bash, Language::Python, Language::Node].into_iter().find(there) {
+        Some(language) => {
+            let run = Run {
+                session: SessionName::main(),
+                language,
+                code: "1".into(),
+                timeout_ms: 10_000,
+                cancel_on_disconnect: true,
+            };
+            finished(context, &record, run).await.map(drop)
+        }
+        None => engine.status(&record).await.map(drop),
+    };
+    engine.close(&record, None).await?;
+    ran
+}
+
+async fn finished(
+    context: &Context<'_>,
+    record: &carrel_engine::Record,
+    run: Run,
+) -> Result<Outcome, Problem> {
+    let mut call = context.engine.run(record, run).await?;
+    loop {
+        if let Piece::Finished(outcome) = call.next().await? {
+            return match outcome.problem {
+                Some(problem) if problem.code != Code::Crashed => Err(problem),
+                _ => Ok(outcome),
+            };
+        }
+    }
+}
+
+fn print(facts: &Facts, context: &Context<'_>) -> Result<(), Problem> {
+    let output = context.output;
+    let mut rows = vec![
+        ("carrel", facts.carrel.to_owned()),
+        ("kernel", facts.kernel.clone()),
+        ("user", format!("{}{}", facts.user.uid, if facts.user.root { " (root)" } else { "" })),
+        ("state", facts.state.clone()),
+        ("cgroup", facts.cgroup.to_owned()),
+        ("seccomp", if facts.seccomp { "yes" } else { "no" }.to_owned()),
+        (
+            "landlock",
+            if facts.landlock > 0 { format!("yes, version {}", facts.landlock) } else { "no".to_owned() },
+        ),
+    ];
+    rows.extend(facts.user_namespaces.iter().cloned());
+    for (language, found) in &facts.interpreters.interpreters {
+        let value = match found.program.is_empty() {
+            true => format!("not found: {}", found.missing),
+            false => format!("{} at {}", found.version, found.program),
+        };
+        rows.push((language.as_str(), value));
+    }
+    let prefixes: Vec<String> =
+        facts.interpreters.prefixes.iter().map(|prefix| prefix.display().to_string()).collect();
+    rows.push(("prefixes", if prefixes.is_empty() { "/usr alone".to_owned() } else { prefixes.join(", ") }));
+    rows.extend(enforcement(&facts.enforced).map(|(name, how)| (name, how)));
+    let trial = match &facts.sandbox.error {
+        None => format!("works ({} ms)", facts.sandbox.milliseconds),
+        Some(_) => "cannot be made".to_owned(),
+    };
+    rows.push(("sandbox", trial));
+    output.pairs(&rows)?;
+    if let Some(problem) = &facts.sandbox.error {
+        output.complain(problem);
+    }
+    let enforced = &facts.enforced;
+    let all = [&enforced.memory, &enforced.pids, &enforced.cpu, &enforced.disk];
+    if all.iter().any(|how| matches!(how, Enforcement::Nothing(_))) {
+        output.warning("not every limit can be enforced on this host");
+    }
+    Ok(())
+}
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn status_has(line: &str) -> bool {
+    read("/proc/self/status").is_some_and(|text| text.lines().any(|found| found.starts_with(line)))
+}
+
+fn cgroup() -> &'static str {
+    let place = Path::new("/sys/fs/cgroup");
+    if place.join("cgroup.controllers").exists() {
+        "v2"
+    } else if place.join("unified/cgroup.controllers").exists() {
+        "v1 and v2 (hybrid)"
+    } else if place.join("memory").exists() || place.join("pids").exists() {
+        "v1"
+    } else {
+        "none"
+    }
+}
+
+/// The switches that hosts turn user namespaces off with, where they exist.
+fn user_namespaces() -> Vec<(&'static str, String)> {
+    let switches = [
+        ("user.max_user_namespaces", "/proc/sys/user/max_user_namespaces"),
+        ("kernel.unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone"),
+        (
+            "kernel.apparmor_restrict_unprivileged_userns",
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        ),
+    ];
+    switches.into_iter().filter_map(|(name, path)| Some((name, read(path)?))).collect()
+}
+
+/// The newest version of Landlock that the kernel takes. Making a ruleset restricts nobody.
+fn landlock() -> u8 {
+    use landlock::{ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope};
+    let takes = |abi: ABI| {
+        let hard = || Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+        let ruleset = hard().handle_access(AccessFs::from_all(abi))?;
+        let ruleset = if abi >= ABI::V4 { ruleset.handle_access(AccessNet::from_all(abi))? } else { ruleset };
+        let ruleset = if abi >= ABI::V6 { ruleset.scope(Scope::from_all(abi))? } else { ruleset };
+        ruleset.create().map(drop)
+    };
+    let versions = [(6, ABI::V6), (5, ABI::V5), (4, ABI::V4), (3, ABI::V3), (2, ABI::V2), (1, ABI::V1)];
+    versions.into_iter().find(|(_, abi)| takes(*abi).is_ok()).map_or(0, |(number, _)| number)
+}
