@@ -195,6 +195,8 @@ __carrel_trap_list() {
     case $name in
       EXIT | SIGEXIT | 0) [[ ! ${__carrel[exit]} ]] || \builtin printf "trap -- '%s' EXIT\n" "${__carrel[exit]//\'/\'\\\'\'}" ;;
       INT | SIGINT | 2) [[ ! ${__carrel[int]} ]] || \builtin trap -p INT ;;
+      # What the driver leaves in place of a trap that was taken away.
+      ERR | SIGERR) [[ $(\builtin trap -p ERR) == "trap -- '' "* ]] || \builtin trap -p ERR ;;
       *) \builtin trap -p "$name" ;;
     esac
   done
@@ -233,7 +235,11 @@ __carrel_int() {
 # The EXIT trap. Outside a call it is the end of the session.
 __carrel_exit() {
   if [[ $BASHPID != "$$" ]]; then return; fi
-  if ((__carrel[run])); then __carrel_leave "$@"; fi
+  if ((__carrel[run])); then
+    # A signal leaves the status as it was, and bash does not say which one: 0 without an `exit` is taken for SIGTERM.
+    if [[ $1 == 0 && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
+    __carrel_leave "$@"
+  fi
   if [[ ${__carrel[exit]} ]]; then \eval "${__carrel[exit]}" 2>&251; fi
 }
 

@@ -30,7 +30,12 @@ use crate::{
 const KEPT: usize = 256;
 const SIGINT: i32 = 2;
 const REMINDER: Duration = Duration::from_millis(100);
+/// The last moment at which another interrupt can still save the state.
+const LAST_CALL: Duration = Duration::from_millis(500);
 const SIGXFSZ: i32 = 25;
+/// A workspace with less room than this is full: ext4 refuses a write while it still holds back blocks for the
+/// bookkeeping of data on its way to the disk.
+const FULL: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Exec {
@@ -142,7 +147,8 @@ impl Agent {
             State::Running(running) => {
                 if matches!(running.phase, Phase::Running) {
                     let now = Instant::now();
-                    running.phase = Phase::Stopping(cause, now + INTERRUPT_GRACE, now + REMINDER);
+                    let kill = now + INTERRUPT_GRACE;
+                    running.phase = Phase::Stopping(cause, kill, next_reminder(&exec.what, now, kill));
                     self.interrupt(number);
                 }
             }
@@ -198,26 +204,25 @@ impl Agent {
                     sooner(now + REMINDER);
                 }
                 Phase::Stopping(cause, kill, _) if kill <= now => self.kill(number, cause),
-                Phase::Stopping(cause, kill, _) => {
-                    self.remind(number, Phase::Stopping(cause, kill, now + REMINDER));
-                    sooner((now + REMINDER).min(kill));
-                }
+                Phase::Stopping(cause, kill, _) => sooner(self.remind(number, cause, kill, now)),
                 Phase::Killed(_) => {}
             }
         }
         next
     }
 
-    /// A shell that had not yet read its request takes an interrupt for one between calls: bash is asked again.
-    fn remind(&mut self, number: u64, phase: Phase) {
-        let Some(exec) = self.execs.get_mut(&number) else { return };
-        let is_bash = matches!(exec.what, What::Run { language: Language::Bash });
+    /// Interrupts once more; says when to look again.
+    fn remind(&mut self, number: u64, cause: Cause, kill: Instant, now: Instant) -> Instant {
+        let Some(exec) = self.execs.get_mut(&number) else { return kill };
+        let is_run = matches!(exec.what, What::Run { .. });
+        let next = next_reminder(&exec.what, now, kill);
         if let State::Running(running) = &mut exec.state {
-            running.phase = phase;
+            running.phase = Phase::Stopping(cause, kill, next);
         }
-        if is_bash {
+        if is_run {
             self.interrupt(number);
         }
+        next.min(kill)
     }
 
     /// The workspace has passed its limit and grows: everything that runs is ended.
@@ -298,8 +303,11 @@ impl Agent {
         };
         let mut result = match ending {
             Ending::Refused(problem) => {
-                let cause = if problem.code == Code::Cancelled { Cause::Cancelled } else { Cause::Exit };
-                let exit = if problem.code == Code::Cancelled { 130 } else { 127 };
+                let (cause, exit) = match problem.code {
+                    Code::Cancelled => (Cause::Cancelled, 130),
+                    Code::Pids => (Cause::Pids, 127),
+                    _ => (Cause::Exit, 127),
+                };
                 outcome(cause, exit, problem.session_state, Some(problem))
             }
             Ending::RunnerGone => outcome(Cause::Signal, 137, lost, Some(crashed("its processes were killed from inside", is_run))),
@@ -380,7 +388,7 @@ impl Agent {
             return watch.is_full();
         }
         rustix::fs::statvfs(&self.config.places.workspace)
-            .is_ok_and(|fs| fs.f_bavail * fs.f_frsize < 64 << 10 || (fs.f_files > 0 && fs.f_favail == 0))
+            .is_ok_and(|fs| fs.f_bavail * fs.f_frsize < FULL || (fs.f_files > 0 && fs.f_favail == 0))
     }
 
     fn receipt(&self, number: u64, ending: &Ending) -> Receipt {
@@ -459,6 +467,18 @@ impl Agent {
     }
 }
 
+/// A shell that had not yet read its request takes an interrupt for one between calls: bash is asked again and again.
+/// Others are asked once more, late: an interrupt can also come between python's look for one and the system call that
+/// then waits for ever, and one more would be in the way of code that is cleaning up.
+fn next_reminder(what: &What, now: Instant, kill: Instant) -> Instant {
+    let late = kill - LAST_CALL;
+    match what {
+        What::Run { language: Language::Bash } => now + REMINDER,
+        _ if now < late => late,
+        _ => kill,
+    }
+}
+
 fn stop_code(cause: Cause) -> i32 {
     match cause {
         Cause::Timeout => 124,
@@ -472,7 +492,7 @@ fn crashed(what: &str, is_run: bool) -> Problem {
     if is_run { problem.hint("the next call starts a new interpreter; files in /workspace are kept") } else { problem }
 }
 
-fn limit_problem(cause: Cause) -> Problem {
+pub(crate) fn limit_problem(cause: Cause) -> Problem {
     match cause {
         Cause::Oom => Problem::new(Code::Oom, "the sandbox's memory limit was reached and the kernel ended a process")
             .hint("use less memory at once, or open the sandbox with a larger --memory"),

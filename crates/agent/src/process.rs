@@ -201,11 +201,18 @@ fn children(pid: &str) -> Vec<String> {
     fs::read_to_string(path).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
+/// Not merely waiting for its parent to take note of its end.
+fn is_running(pid: &str) -> bool {
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let end = stat.iter().rposition(|byte| *byte == b')');
+    end.is_some_and(|end| stat.get(end + 2) != Some(&b'Z'))
+}
+
 /// What runs below a runner besides its own process; and that process's use.
 pub(crate) fn below(runner: i32, with_usage: bool) -> (u32, Usage) {
     let direct = children(&runner.to_string());
     let Some(main) = direct.first() else { return (0, Usage::default()) };
-    let others = direct.len() - 1 + children(main).len();
+    let others = direct[1..].iter().chain(&children(main)).filter(|pid| is_running(pid)).count();
     let usage = if with_usage { usage(Path::new("/proc").join(main).as_path()) } else { None };
     (u32::try_from(others).unwrap_or(u32::MAX), usage.unwrap_or_default())
 }

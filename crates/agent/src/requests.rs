@@ -20,7 +20,7 @@ use carrel_proto::{
 };
 
 use crate::{
-    calls::{Ending, Exec, State},
+    calls::{Ending, Exec, State, limit_problem},
     connection::Follower,
     drivers,
     interpreter::{Heard, Interpreter, START},
@@ -105,7 +105,8 @@ impl Agent {
         if self.sessions.contains_key(&open.name) {
             return Err(Problem::new(Code::SessionExists, format!("session `{}` is open already", open.name)));
         }
-        if self.sessions.len() >= MAX_SESSIONS {
+        // The one that every sandbox has needs no room.
+        if open.name != SessionName::main() && self.sessions.len() >= MAX_SESSIONS {
             return Err(Problem::new(Code::TooMany, format!("a sandbox has at most {MAX_SESSIONS} sessions"))
                 .hint("close one, or open another sandbox"));
         }
@@ -129,6 +130,7 @@ impl Agent {
             process.runner.order(Order::Kill);
         }
         session.close();
+        self.lost.retain(|(session, _)| session != name);
         Ok(())
     }
 
@@ -221,10 +223,14 @@ impl Agent {
         self.follow(caller, tag, number, run.cancel_on_disconnect);
         let id = match self.interpreter_of(&run.session, language) {
             Some(id) => id,
+            None if self.lost.remove(&(run.session.clone(), language)) => {
+                self.finish(number, Ending::Refused(died_between_calls()));
+                return Ok(());
+            }
             None => match self.start_interpreter(&run.session, language) {
                 Ok(id) => id,
                 Err(error) => {
-                    let problem = Problem::new(Code::InterpreterFailed, format!("starting {}: {error}", language.as_str()));
+                    let problem = not_started(&error, Code::InterpreterFailed, format!("starting {}: {error}", language.as_str()));
                     self.finish(number, Ending::Refused(problem));
                     return Ok(());
                 }
@@ -424,10 +430,13 @@ impl Agent {
             }
             None if interpreter.ready => {
                 // It died between calls: its next call must not run as if nothing had happened.
+                if waiting.is_empty()
+                    && let Some(process) = self.processes.get(&id)
+                {
+                    self.lost.insert((process.session.clone(), interpreter.language));
+                }
                 for number in waiting {
-                    let problem = Problem::new(Code::StateLost, "the interpreter ended between two calls")
-                        .state(SessionState::Lost);
-                    self.finish(number, Ending::Refused(problem));
+                    self.finish(number, Ending::Refused(died_between_calls()));
                 }
             }
             None => {
@@ -454,14 +463,21 @@ impl Agent {
                 let name = argv.first().cloned().unwrap_or_default();
                 let problem = match error.kind() {
                     io::ErrorKind::NotFound => Problem::new(Code::CommandNotFound, format!("`{name}` was not found in this sandbox, or its directory does not exist")),
-                    _ => Problem::new(Code::InvalidArgument, format!("`{name}` could not be started: {error}")),
+                    _ => not_started(&error, Code::InvalidArgument, format!("`{name}` could not be started: {error}")),
                 };
                 self.finish(number, Ending::Refused(problem.state(SessionState::Preserved)));
             }
             Role::Interpreter => {
-                let problem = Problem::new(Code::InterpreterFailed, format!("the interpreter could not be started: {error}"));
-                let waiting = self.interpreters.remove(&id).map(|interpreter| interpreter.queue).unwrap_or_default();
-                for number in waiting {
+                let Some(interpreter) = self.interpreters.remove(&id) else { return };
+                let program = self.config.interpreters.get(&interpreter.language).map_or("", |found| &found.program);
+                let problem = match error.kind() {
+                    io::ErrorKind::NotFound => {
+                        let word = format!("`{program}` was not found in this environment, or the session's directory does not exist");
+                        Problem::new(Code::InterpreterFailed, word).hint("`carrel doctor` shows which interpreters were found")
+                    }
+                    _ => not_started(&error, Code::InterpreterFailed, format!("`{program}` could not be started: {error}")),
+                };
+                for number in interpreter.queue {
                     self.finish(number, Ending::Refused(problem.clone()));
                 }
             }
@@ -527,7 +543,7 @@ impl Agent {
                 self.begin(number);
             }
             Err(error) => {
-                let problem = Problem::new(Code::Internal, format!("starting a process: {error}"));
+                let problem = not_started(&error, Code::Internal, format!("starting a process: {error}"));
                 self.finish(number, Ending::Refused(problem));
             }
         }
@@ -610,4 +626,18 @@ impl Agent {
             let _ = self.poller.change(&connection.socket, Token::Connection(caller), false, connection.waiting);
         }
     }
+}
+
+/// A process that could not be made. Too many of them is a limit with a name of its own.
+fn not_started(error: &io::Error, code: Code, what: String) -> Problem {
+    if error.raw_os_error() == Some(rustix::io::Errno::AGAIN.raw_os_error()) {
+        return limit_problem(Cause::Pids).state(SessionState::Preserved);
+    }
+    Problem::new(code, what)
+}
+
+fn died_between_calls() -> Problem {
+    Problem::new(Code::StateLost, "the interpreter ended between two calls")
+        .hint("nothing of this call ran; the next one starts a new interpreter")
+        .state(SessionState::Lost)
 }

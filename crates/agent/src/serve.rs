@@ -1,7 +1,7 @@
 //! The agent's one loop: sleeps until something is ready, passes it on, ends the box when its time is over.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{self, Read},
     os::unix::net::UnixListener,
@@ -13,7 +13,7 @@ use carrel_files::Root;
 use carrel_jail::sys::{self, SingleThread};
 use carrel_proto::{
     frame::{Body, Stream},
-    guest::{AgentConfig, EndReason},
+    guest::{AgentConfig, EndReason, Language},
     id::{ExecId, SessionName},
     message::{Event, Request},
     outcome::Outcome,
@@ -56,6 +56,8 @@ pub(crate) struct Agent {
     pub(crate) interpreters: BTreeMap<u32, Interpreter>,
     /// By number; [`ExecId::numbered`] is their name.
     pub(crate) execs: BTreeMap<u64, Exec>,
+    /// Interpreters that died while nobody was looking: the next call is told.
+    pub(crate) lost: BTreeSet<(SessionName, Language)>,
     pub(crate) waits: Vec<Wait>,
     next_number: u32,
     pub(crate) next_exec: u64,
@@ -106,6 +108,7 @@ pub(crate) fn run() -> io::Result<()> {
         processes: BTreeMap::new(),
         interpreters: BTreeMap::new(),
         execs: BTreeMap::new(),
+        lost: BTreeSet::new(),
         waits: Vec::new(),
         next_number: 1,
         next_exec: 1,
@@ -355,6 +358,8 @@ impl Agent {
                 }
             }
             // Without room nothing was looked at, so there may be more once there is room again.
+            more |= !caller.has_room();
+            // What had no room may have some after the flush: nobody else would come back for it.
             more |= !caller.has_room();
             if !caller.flush() {
                 return self.hang_up(number);

@@ -113,6 +113,10 @@ impl Environment {
             let ManifestInterpreter { program, version, site } = given;
             interpreters.insert(language, Interpreter { program, version, site, missing: String::new() });
         }
+        for language in Language::ALL {
+            let missing = format!("`[interpreters.{}]` in {}", language.as_str(), manifest_path.display());
+            interpreters.entry(language).or_insert_with(|| Interpreter { missing, ..Interpreter::default() });
+        }
         Ok(Self {
             name: name.to_owned(),
             language: manifest.default,

@@ -32,7 +32,7 @@ impl Language {
 }
 
 /// How to start one interpreter inside the box.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interpreter {
     /// Absolute path inside the box.

@@ -39,6 +39,7 @@ enum Side {
 
 pub(crate) async fn run(args: &Cp, context: &Context<'_>) -> Result<ExitCode, Problem> {
     let (source, target) = (Side::parse(&args.source)?, Side::parse(&args.target)?);
+    let to_stdout = target == Side::Stream;
     let report = match (source, target) {
         (Side::Sandbox { target, path }, there) if !matches!(there, Side::Sandbox { .. }) => {
             let root = open(&target, context).await?;
@@ -55,7 +56,7 @@ pub(crate) async fn run(args: &Cp, context: &Context<'_>) -> Result<ExitCode, Pr
                 .hint("write it as NAME:PATH; a host path with a colon as ./PATH"));
         }
     };
-    tell(&report, args.target == "-", context.output)?;
+    tell(&report, to_stdout, context.output)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -67,7 +68,8 @@ async fn open(target: &Target, context: &Context<'_>) -> Result<Root, Problem> {
 impl Side {
     /// `NAME:PATH` unless a slash comes before the colon, as with `scp`.
     fn parse(text: &OsStr) -> Result<Self, Problem> {
-        if text == "-" {
+        // By that name a file behind stdout would be replaced instead of written to.
+        if text == "-" || text == "/dev/stdout" {
             return Ok(Side::Stream);
         }
         let bytes = text.as_bytes();

@@ -96,7 +96,19 @@ pub(crate) fn guest_path(path: &OsStr) -> Result<GuestPath, Problem> {
 }
 
 fn ask(context: &Context<'_>, record: &Record, request: FileRequest) -> Result<FileReply, Problem> {
-    context.engine.file(record, request)
+    context.engine.file(record, request).map_err(in_flags)
+}
+
+/// Hints name fields of requests; here they are flags.
+fn in_flags(mut problem: Problem) -> Problem {
+    for (field, flag) in [
+        ("pass parents=true", "use -p"),
+        ("pass recursive=true", "use -r"),
+        ("pass overwrite=true", "use --force"),
+    ] {
+        problem.hint = problem.hint.replace(field, flag);
+    }
+    problem
 }
 
 /// Of what changed something, only JSON tells.

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     args::Open,
-    commands::ls,
+    commands::{ls, run::ignored},
     context::{Context, note_text},
 };
 
@@ -18,7 +18,10 @@ pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, 
     }
     let found = context.sandbox(&args.name, args.making.environment.as_deref()).await?;
     context.session(&found.record, &args.name.session()).await?;
-    let note = found.note.map(|note| note_text(note, &args.name.name));
+    let mut notes: Vec<String> =
+        found.note.map(|note| note_text(note, &args.name.name)).into_iter().collect();
+    notes.extend(ignored(&args.making, found.created));
+    let note = (!notes.is_empty()).then(|| notes.join("; "));
     if context.output.json {
         let mut object = ls::object(&found.record);
         object["created"] = json!(found.created);
@@ -29,12 +32,6 @@ pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, 
     }
     if let Some(note) = note {
         context.output.note(note);
-    }
-    let ignored = args.making.given();
-    if !found.created && !ignored.is_empty() {
-        context
-            .output
-            .note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
     }
     let word = if found.created { "created" } else { "existing" };
     context.output.line(format_args!("{word} {}", found.record.id))?;

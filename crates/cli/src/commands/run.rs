@@ -2,7 +2,7 @@
 
 use std::{io::Read, process::ExitCode};
 
-use carrel_engine::{Note, Record};
+use carrel_engine::Record;
 use carrel_proto::{
     guest::Language,
     id::{ExecId, SessionName},
@@ -13,7 +13,7 @@ use carrel_proto::{
 use serde::Serialize;
 
 use crate::{
-    args::Run,
+    args::{Making, Run},
     context::{Context, exit_code, note_text, signal_code},
     live::{Images, Live},
     output::Output,
@@ -63,13 +63,10 @@ async fn place(
         };
         let found = context.sandbox(target, environment).await?;
         context.session(&found.record, &target.session()).await?;
-        let ignored = args.making.given();
-        if !found.created && !ignored.is_empty() {
-            context
-                .output
-                .note(format_args!("the sandbox exists already; {} changed nothing", ignored.join(", ")));
-        }
-        let note = found.note.map(|note: Note| note_text(note, &target.name));
+        let mut notes: Vec<String> =
+            found.note.map(|note| note_text(note, &target.name)).into_iter().collect();
+        notes.extend(ignored(&args.making, found.created));
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
         Ok(Place { record: found.record, session: target.session(), note })
     };
     let mut making = std::pin::pin!(making);
@@ -126,6 +123,13 @@ impl Place {
         drop(live);
         Ok(finish(&end, closed, context.output))
     }
+}
+
+/// A word on flags that came too late.
+pub(crate) fn ignored(making: &Making, created: bool) -> Option<String> {
+    let given = making.given();
+    (!created && !given.is_empty())
+        .then(|| format!("the sandbox exists already; {} changed nothing", given.join(", ")))
 }
 
 /// What people are told at the end of a call.

@@ -3,6 +3,7 @@
 //! An attack on a limit that this host does not hold at all is not run: it would take from the host itself.
 
 use std::{
+    cell::Cell,
     fs,
     path::Path,
     time::{Duration, Instant},
@@ -86,16 +87,17 @@ fn firmness(enforcement: Option<&Enforcement>) -> (bool, String) {
     }
 }
 
-fn facts(limits: &Limits) -> Vec<(&'static str, String)> {
+fn facts(limits: &Limits, disk: Option<&Enforcement>) -> Vec<(&'static str, String)> {
     let mb = |bytes: u64| (bytes >> 20).to_string();
+    // A sized file system has one inode per 16 kB (and rounds up); a watch charges 1 kB for each file.
+    let per_file = if matches!(disk, Some(Enforcement::SizedFilesystem)) { 8 << 10 } else { 1 << 10 };
     vec![
         ("memory_mb", mb(limits.memory.0)),
         ("pids", limits.pids.to_string()),
         ("disk_mb", mb(limits.disk.0)),
         ("cpus", format!("{}.{:03}", limits.cpu_millis / 1000, limits.cpu_millis % 1000)),
         ("nofile", DESCRIPTORS.to_string()),
-        // A file takes at least half of what the sized file system reckons per file.
-        ("max_inodes", (limits.disk.0 >> 13).to_string()),
+        ("max_inodes", (limits.disk.0 / per_file).to_string()),
         ("flood_mb", FLOOD_MB.to_string()),
     ]
 }
@@ -150,7 +152,8 @@ async fn one(arena: &Arena<'_>, probe: &Probe, record: &Record, neighbour: &mut 
     if let Err(problem) = arm(arena.engine, record) {
         return said(Verdict::Skipped, problem.message);
     }
-    let args = arena.args(&["run", &probe.name], &facts(&record.spec.limits));
+    let disk = record.placed.as_ref().map(|placed| &placed.enforced.disk);
+    let args = arena.args(&["run", &probe.name], &facts(&record.spec.limits, disk));
     let attacked = neighbour.while_it(&probe.name, arena, async {
         match probe.name.as_str() {
             "output-flood" => flood(arena.engine, record, args).await,
@@ -291,27 +294,29 @@ struct Neighbour {
 }
 
 impl Neighbour {
-    /// Keeps calling the neighbour until `attack` is done.
+    /// Keeps calling the neighbour while the attack goes on.
     async fn while_it<T>(&mut self, name: &str, arena: &Arena<'_>, attack: impl Future<Output = T>) -> T {
+        let over = Cell::new(false);
+        let attacking = async {
+            let done = attack.await;
+            over.set(true);
+            done
+        };
         let mut times = Vec::new();
-        let wrong = &mut self.wrong;
+        // A call that is under way when the attack ends is waited for: one that hangs must not be missed.
         let calling = async {
-            loop {
+            while !over.get() {
                 match ping(arena).await {
                     Ok(time) => times.push(time),
                     Err(problem) => {
-                        wrong.push(format!("during {name}: {}", problem.message));
-                        // Said once; the attack goes on to its own end.
-                        std::future::pending::<()>().await;
+                        self.wrong.push(format!("during {name}: {}", problem.message));
+                        break;
                     }
                 }
                 tokio::time::sleep(PING_PAUSE).await;
             }
         };
-        let done = tokio::select! {
-            done = attack => done,
-            () = calling => unreachable_pending().await,
-        };
+        let (done, ()) = tokio::join!(attacking, calling);
         self.calls += times.len();
         let usual = median(times);
         self.worst = self.worst.max(usual);
@@ -336,9 +341,4 @@ impl Neighbour {
         }
         judged
     }
-}
-
-/// The neighbour's calls never end by themselves.
-async fn unreachable_pending<T>() -> T {
-    std::future::pending().await
 }

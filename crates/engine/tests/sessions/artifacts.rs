@@ -83,16 +83,19 @@ async fn an_environment_that_is_not_one_is_refused_with_the_reason() {
     assert_eq!(problem.code, Code::EnvironmentUnknown);
     assert!(problem.hint.contains("python") && problem.hint.contains("broken"), "{problem:?}");
     assert_eq!(attempt("broken").await.code, Code::Config, "no manifest");
+    fs::create_dir(artifact.path().join("rootfs")).unwrap();
     for (manifest, word) in [
         ("version = 2\ndefault = \"bash\"\n[interpreters.bash]\nprogram = \"/b\"", "version 2"),
         ("version = 1\ndefault = \"node\"\n[interpreters.bash]\nprogram = \"/b\"", "node"),
         ("version = 1\ndefault = \"bash\"\n[interpreters.bash]\nprogram = \"b\"", "absolute"),
         ("version = 1\ndefault = \"bash\"\ncolour = 1\n[interpreters.bash]\nprogram = \"/b\"", "colour"),
-        ("version = 1\ndefault = \"bash\"\n[interpreters.bash]\nprogram = \"/b\"", "rootfs"),
     ] {
         fs::write(artifact.path().join("manifest.toml"), manifest).unwrap();
         let problem = attempt("broken").await;
         assert!(problem.code == Code::Config && problem.message.contains(word), "{problem:?}");
     }
+    fs::remove_dir(artifact.path().join("rootfs")).unwrap();
+    fs::write(artifact.path().join("manifest.toml"), "version = 1\ndefault = \"bash\"\n[interpreters.bash]\nprogram = \"/b\"").unwrap();
+    assert!(attempt("broken").await.message.contains("rootfs"));
     assert_eq!(sandbox.engine.list().unwrap().len(), 1, "nothing is left of them");
 }

@@ -67,7 +67,7 @@ async fn cancelling_from_elsewhere_is_the_same_interrupt() {
         assert_eq!(sandbox.run(language, check).await.ok().out(), "1\n");
     }
     // By the caller's own line, and code that catches the interrupt and ends well is still a cancelled call.
-    let caught = "print('in', flush=True)\ntry:\n    while True: pass\nexcept KeyboardInterrupt:\n    x = 'caught'";
+    let caught = "try:\n    print('in', flush=True)\n    while True: pass\nexcept KeyboardInterrupt:\n    x = 'caught'";
     let mut live = sandbox.begin(a_run(Python, caught)).await;
     live.until("in").await;
     live.control().cancel().await.unwrap();
@@ -165,6 +165,25 @@ async fn calls_behind_one_that_is_killed_are_told() {
     first.end().await.died(Cause::Cancelled, Code::Cancelled, Lost);
     second.end().await.died(Cause::Exit, Code::StateLost, Lost);
     assert_eq!(sandbox.python("2").await.ok().value(), Some("2"));
+}
+
+#[tokio::test]
+async fn an_interrupt_that_comes_at_once_is_not_lost() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    for (language, prepare, code, check) in [
+        (Python, "x = 1", "while True: pass", "print(x)"),
+        (Bash, "x=1", "while :; do :; done", "echo $x"),
+        (Node, "let x = 1", "while (true) {}", "console.log(x)"),
+    ] {
+        sandbox.run(language, prepare).await.ok();
+        for _ in 0..3 {
+            let live = sandbox.begin(a_run(language, code)).await;
+            sandbox.cancel(&live.id).await;
+            live.end().await.died(Cause::Cancelled, Code::Cancelled, Preserved);
+        }
+        assert_eq!(sandbox.run(language, check).await.ok().out(), "1\n");
+    }
 }
 
 #[tokio::test]

@@ -49,7 +49,9 @@ async fn a_fork_bomb_stays_in_its_box_and_can_be_ended() {
     let many = "import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(100)]";
     let ran = sandbox.python(many).await.died(Cause::Pids, Code::Pids, Preserved);
     assert_eq!(ran.exception().unwrap().0, "BlockingIOError");
-    // An interpreter needs no process to run code, and so can clean up.
+    // There is no room for one more, which is said by name; what runs already needs none and can clean up.
+    sandbox.exec(&["true"]).await.died(Cause::Pids, Code::Pids, Preserved);
+    sandbox.node("1").await.died(Cause::Pids, Code::Pids, Preserved);
     sandbox.bash("kill -9 -1; echo clean").await.ok();
     assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
     // The classic one goes into the background and does not end; the session's own shell can still end it.

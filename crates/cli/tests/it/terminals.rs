@@ -1,0 +1,106 @@
+//! With a terminal on both ends.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::fd::{AsFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    process::{Pid, Signal, kill_process},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+};
+
+use crate::support::{Place, sandboxes};
+
+struct Terminal {
+    ours: File,
+    theirs: OwnedFd,
+    seen: String,
+}
+
+impl Terminal {
+    fn new(rows: u16, cols: u16) -> Self {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let name = ptsname(&ours, Vec::new()).unwrap();
+        let theirs = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+        let terminal = Self { ours: ours.into(), theirs, seen: String::new() };
+        terminal.resize(rows, cols);
+        terminal
+    }
+
+    fn resize(&self, rows: u16, cols: u16) {
+        tcsetwinsize(self.theirs.as_fd(), Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 })
+            .unwrap();
+    }
+
+    fn is_raw(&self) -> bool {
+        !tcgetattr(&self.theirs).unwrap().local_modes.contains(LocalModes::ICANON)
+    }
+
+    fn wait_for(&mut self, text: &str) {
+        let mut buffer = [0; 4096];
+        while !self.seen.contains(text) {
+            let count = self.ours.read(&mut buffer).unwrap();
+            self.seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+        }
+        let end = self.seen.find(text).unwrap() + text.len();
+        self.seen.drain(..end);
+    }
+
+    fn stdio(&self) -> std::process::Stdio {
+        self.theirs.try_clone().unwrap().into()
+    }
+}
+
+#[test]
+fn a_shell_has_a_real_terminal_and_gives_ours_back() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    place.run(&["open", "work"]).with(0);
+    let mut terminal = Terminal::new(31, 101);
+    let mut command = place.command(&["shell", "work"]);
+    let mut child =
+        command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio()).spawn().unwrap();
+    terminal.wait_for("$ ");
+    assert!(terminal.is_raw());
+    terminal.ours.write_all(b"stty size\n").unwrap();
+    terminal.wait_for("31 101");
+    terminal.resize(42, 77);
+    kill_process(Pid::from_child(&child), Signal::WINCH).unwrap();
+    // The new size travels beside the keys, so ask until it is there.
+    terminal.ours.write_all(b"until [ \"$(stty size)\" = '42 77' ]; do :; done; echo re''sized\n").unwrap();
+    terminal.wait_for("resized");
+    terminal.ours.write_all(b"cat\n").unwrap();
+    terminal.ours.write_all(b"echoed by cat\n").unwrap();
+    terminal.wait_for("echoed by cat\r\nechoed by cat");
+    terminal.ours.write_all(b"\x03").unwrap();
+    terminal.wait_for("$ ");
+    terminal.ours.write_all(b"exit 9\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+    assert!(!terminal.is_raw());
+}
+
+#[test]
+fn a_killed_shell_gives_the_terminal_back() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    place.run(&["open", "work"]).with(0);
+    let mut terminal = Terminal::new(24, 80);
+    let mut command = place.command(&["exec", "-it", "work", "--", "sh", "-c", "echo rea''dy; sleep 100"]);
+    let mut child =
+        command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio()).spawn().unwrap();
+    terminal.wait_for("ready");
+    assert!(terminal.is_raw());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    child.wait().unwrap();
+    assert!(!terminal.is_raw());
+}
