@@ -205,7 +205,8 @@ __carrel_trap_list() {
 # `exec COMMAND` ends the call with the command's status, as the end of the shell would. A function cannot
 # make redirections last, so code that also says `exec >file` gets bash's own exec.
 __carrel_watch_exec() {
-  if [[ ${__carrel_code-} =~ (^|[^-[:alnum:]_])exec[[:space:]]+([0-9]*[\<\>\&]|\{) ]]; then return; fi
+  # A variable before the redirection stands for a number, as in `eval "exec $fd>file"`.
+  if [[ ${__carrel_code-} =~ (^|[^-[:alnum:]_])exec[[:space:]]+([0-9]*[\<\>\&]|\{|\$[{]?[[:alnum:]_]+[}]?[\<\>]) ]]; then return; fi
   if \builtin declare -F exec >/dev/null; then return; fi
   __carrel[execfn]=1
   exec() {
@@ -236,8 +237,9 @@ __carrel_int() {
 __carrel_exit() {
   if [[ $BASHPID != "$$" ]]; then return; fi
   if ((__carrel[run])); then
-    # A signal leaves the status as it was, and bash does not say which one: 0 without an `exit` is taken for SIGTERM.
-    if [[ $1 == 0 && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
+    # A signal leaves the status as it was, and bash does not say which one it was: SIGTERM is most likely. Any other
+    # end has left the user's commands behind and come back to the request's own.
+    if [[ $1 == 0 && $BASH_COMMAND != '\. "$__carrel"' && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
     __carrel_leave "$@"
   fi
   if [[ ${__carrel[exit]} ]]; then \eval "${__carrel[exit]}" 2>&251; fi

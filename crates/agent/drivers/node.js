@@ -618,13 +618,21 @@ for (const name of Module.builtinModules) {
 // processes share, non-blocking, and would still hold data when the call is over.
 function standardStream(fd) {
   const { Writable } = require('stream');
-  const stream = new Writable({
-    decodeStrings: true, autoDestroy: false, emitClose: false,
-    write(chunk, _, done) {
-      try { writeFully(fd, chunk); } catch (error) { return done(error.code === 'EPIPE' ? null : error); }
-      done();
-    },
-  });
+  const stream = new Writable({ autoDestroy: false, emitClose: false });
+  // In place of Writable's own: an interrupt in the middle of that would leave it waiting for its end for ever.
+  stream.write = function write(chunk, encoding, done) {
+    const callback = typeof encoding === 'function' ? encoding : done;
+    let failure = null;
+    try {
+      writeFully(fd, asBytes(chunk, encoding));
+    } catch (error) {
+      if (error.code === 'ERR_INVALID_ARG_TYPE') throw error;
+      if (error.code !== 'EPIPE') failure = error;
+    }
+    if (typeof callback === 'function') process.nextTick(callback, failure);
+    else if (failure !== null) process.nextTick(() => this.emit('error', failure));
+    return true;
+  };
   // A pipeline that ends its output must not end everybody's.
   stream.end = function end(chunk, encoding, done) {
     const callback = [chunk, encoding, done].find((it) => typeof it === 'function');
@@ -635,6 +643,13 @@ function standardStream(fd) {
   stream.destroy = function destroy() { return this; };
   stream.destroySoon = stream.destroy;
   return Object.assign(stream, { fd, _type: 'pipe', _isStdio: true });
+}
+
+function asBytes(chunk, encoding) {
+  if (typeof chunk === 'string') return Buffer.from(chunk, typeof encoding === 'string' ? encoding : undefined);
+  if (ArrayBuffer.isView(chunk)) return Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+  throw Object.assign(new TypeError('The "chunk" argument must be of type string or an instance of Buffer, TypedArray, or DataView'),
+    { code: 'ERR_INVALID_ARG_TYPE' });
 }
 
 for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {

@@ -22,13 +22,16 @@ use crate::{
     meters::Reading,
     output::Output,
     process::{self, Role, Usage},
-    runner::{Order, Word},
+    runner::Word,
     serve::Agent,
+    session::Runner,
 };
 
 /// Finished runs and execs that stay readable; the oldest go first.
 const KEPT: usize = 256;
-const SIGINT: i32 = 2;
+const SIGINT: u8 = 2;
+/// How long a runner may take to report the end of its process.
+const RUNNER_GRACE: Duration = Duration::from_millis(500);
 const REMINDER: Duration = Duration::from_millis(100);
 /// The last moment at which another interrupt can still save the state.
 const LAST_CALL: Duration = Duration::from_millis(500);
@@ -71,7 +74,8 @@ enum Phase {
     Running,
     /// Interrupted; to be killed at the first time, and until then reminded at the second.
     Stopping(Cause, Instant, Instant),
-    Killed(Cause),
+    /// Killed; a runner that has not said so by this time is killed too.
+    Killed(Cause, Instant),
 }
 
 /// How a process or call came to its end.
@@ -159,24 +163,24 @@ impl Agent {
     /// Ends the whole tree of a call now.
     pub(crate) fn kill(&mut self, number: u64, cause: Cause) {
         if let Some(Exec { state: State::Running(running), .. }) = self.execs.get_mut(&number) {
-            running.phase = Phase::Killed(cause);
+            running.phase = Phase::Killed(cause, Instant::now() + RUNNER_GRACE);
         }
-        self.order(number, Order::Kill);
+        if let Some(runner) = self.runner(number) {
+            runner.kill_all();
+        }
     }
 
     /// Unless the interpreter is at a point where a signal would end it.
     fn interrupt(&self, number: u64) {
         let interpreter = self.execs.get(&number).and_then(|exec| self.interpreters.get(&exec.process?));
         if !interpreter.is_some_and(|interpreter| interpreter.renewing) {
-            self.order(number, Order::Signal(SIGINT));
+            self.runner(number).into_iter().for_each(|runner| runner.signal(SIGINT));
         }
     }
 
-    fn order(&self, number: u64, order: Order) {
-        let process = self.execs.get(&number).and_then(|exec| exec.process);
-        if let Some(process) = process.and_then(|id| self.processes.get(&id)) {
-            process.runner.order(order);
-        }
+    fn runner(&self, number: u64) -> Option<&Runner> {
+        let process = self.execs.get(&number)?.process?;
+        self.processes.get(&process).map(|process| &process.runner)
     }
 
     /// Deadlines that are over. Says when to look again.
@@ -189,7 +193,7 @@ impl Agent {
             let due = match running.phase {
                 Phase::Running => running.deadline,
                 Phase::Stopping(_, kill, remind) => Some(kill.min(remind)),
-                Phase::Killed(_) => None,
+                Phase::Killed(_, late) => Some(late),
             };
             match due {
                 Some(due) if due <= now => late.push((*number, running.phase)),
@@ -203,9 +207,17 @@ impl Agent {
                     self.stop(number, Cause::Timeout);
                     sooner(now + REMINDER);
                 }
-                Phase::Stopping(cause, kill, _) if kill <= now => self.kill(number, cause),
+                Phase::Stopping(cause, kill, _) if kill <= now => {
+                    self.kill(number, cause);
+                    sooner(now + RUNNER_GRACE);
+                }
                 Phase::Stopping(cause, kill, _) => sooner(self.remind(number, cause, kill, now)),
-                Phase::Killed(_) => {}
+                Phase::Killed(cause, _) => {
+                    // Again, for what was born in between; and the runner, so that its end is seen.
+                    self.kill(number, cause);
+                    self.runner(number).into_iter().for_each(Runner::kill);
+                    sooner(now + RUNNER_GRACE);
+                }
             }
         }
         next
@@ -287,7 +299,7 @@ impl Agent {
         };
         let stopped = match phase {
             Phase::Running => None,
-            Phase::Stopping(cause, ..) | Phase::Killed(cause) => Some(cause),
+            Phase::Stopping(cause, ..) | Phase::Killed(cause, _) => Some(cause),
         };
         // An exec leaves the interpreters alone, so the session's state is what it was.
         let lost = if is_run { SessionState::Lost } else { SessionState::Preserved };
@@ -310,7 +322,10 @@ impl Agent {
                 };
                 outcome(cause, exit, problem.session_state, Some(problem))
             }
-            Ending::RunnerGone => outcome(Cause::Signal, 137, lost, Some(crashed("its processes were killed from inside", is_run))),
+            Ending::RunnerGone => match stopped {
+                Some(cause) => outcome(cause, stop_code(cause), lost, Some(self.stopped_problem(number, cause, lost))),
+                None => outcome(Cause::Signal, 137, lost, Some(crashed("its processes were killed from inside", is_run))),
+            },
             Ending::Done { exit, exception } => {
                 let kept = SessionState::Preserved;
                 let hit = if exit == 0 { None } else { self.limit_hit(number) };

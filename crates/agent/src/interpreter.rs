@@ -11,7 +11,9 @@ use rustix::io::{Errno, read, write};
 use serde::Deserialize;
 
 /// How long an interpreter may take to say that it is ready.
-pub(crate) const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(30);
+/// How long a process may live without its end of the control pipe: an ordinary end is over by then.
+const MUTE: Duration = Duration::from_secs(2);
 /// Longest line of a driver: the biggest picture. Beyond it the driver is not ours any more.
 const MAX_LINE: usize = 33 << 20;
 /// Output between calls that waits for the next one.
@@ -21,7 +23,11 @@ const MAX_BACKGROUND: usize = 64 << 10;
 pub(crate) struct Interpreter {
     pub(crate) language: Language,
     pub(crate) ready: bool,
-    pub(crate) started: Instant,
+    started: Instant,
+    /// The driver's end of the control pipe is closed since then.
+    pub(crate) mute: Option<Instant>,
+    /// Its runner was told to kill it.
+    pub(crate) given_up: bool,
     /// Calls that wait, by exec number.
     pub(crate) queue: VecDeque<u64>,
     /// Between two shells: a signal now would end both.
@@ -110,6 +116,8 @@ impl Interpreter {
             language,
             ready: false,
             started: Instant::now(),
+            mute: None,
+            given_up: false,
             queue: VecDeque::new(),
             renewing: false,
             current: None,
@@ -119,6 +127,16 @@ impl Interpreter {
             line: Vec::new(),
             scanned: 0,
             background: Default::default(),
+        }
+    }
+
+    /// When to stop waiting for a word of it, if nothing comes.
+    pub(crate) fn overdue(&self) -> Option<Instant> {
+        match self.mute {
+            _ if self.given_up => None,
+            Some(since) => Some(since + MUTE),
+            None if self.ready => None,
+            None => Some(self.started + START),
         }
     }
 

@@ -24,6 +24,7 @@ mod runner;
 mod serve;
 mod session;
 mod spool;
+mod tree;
 
 use std::{env, process::ExitCode};
 

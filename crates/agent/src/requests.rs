@@ -23,11 +23,11 @@ use crate::{
     calls::{Ending, Exec, State, limit_problem},
     connection::Follower,
     drivers,
-    interpreter::{Heard, Interpreter, START},
+    interpreter::{Heard, Interpreter},
     output::Output,
     poll::Token,
     process::{self, Process, Role, Streams},
-    runner::{Launch, Order},
+    runner::Launch,
     serve::{Agent, Wait},
     session::{self, Session},
 };
@@ -126,12 +126,30 @@ impl Agent {
         let Some(session) = self.sessions.remove(name) else {
             return Err(Problem::new(Code::SessionNotFound, format!("there is no session `{name}` in this sandbox")));
         };
-        for process in self.processes.values().filter(|process| process.session == *name) {
-            process.runner.order(Order::Kill);
+        let processes: Vec<u32> =
+            self.processes.iter().filter(|(_, process)| process.session == *name).map(|(id, _)| *id).collect();
+        for id in processes {
+            self.processes[&id].runner.kill_all();
+            match self.processes[&id].role {
+                Role::Exec(number) => self.kill(number, Cause::Cancelled),
+                // Now, not when it is gone: a session of the same name may be opened before.
+                Role::Interpreter => self.close_interpreter(id),
+            }
         }
         session.close();
         self.lost.retain(|(session, _)| session != name);
         Ok(())
+    }
+
+    fn close_interpreter(&mut self, id: u32) {
+        self.drain(id);
+        let Some(interpreter) = self.interpreters.remove(&id) else { return };
+        self.poller.forget(&interpreter.replies);
+        self.poller.forget(&interpreter.requests);
+        for number in interpreter.current.into_iter().chain(interpreter.queue) {
+            let problem = Problem::new(Code::Cancelled, "its session was closed").state(SessionState::Lost);
+            self.finish(number, Ending::Refused(problem));
+        }
     }
 
     fn status(&self) -> Status {
@@ -367,11 +385,14 @@ impl Agent {
     pub(crate) fn hear_driver(&mut self, id: u32) {
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
         match interpreter.hear(&mut self.scratch) {
-            Heard::End => self.poller.forget(&interpreter.replies),
+            Heard::End => {
+                self.poller.forget(&interpreter.replies);
+                interpreter.mute = Some(Instant::now());
+            }
             Heard::Nonsense(what) => {
                 crate::say(&format!("a driver sent {what}"));
                 if let Some(process) = self.processes.get(&id) {
-                    process.runner.order(Order::Kill);
+                    process.runner.kill_all();
                 }
             }
             Heard::Replies(replies) => {
@@ -484,13 +505,13 @@ impl Agent {
         }
     }
 
-    pub(crate) fn give_up_slow_starts(&mut self, now: Instant) {
-        for (id, interpreter) in &self.interpreters {
-            if !interpreter.ready
-                && interpreter.started + START <= now
+    pub(crate) fn give_up_silent_ones(&mut self, now: Instant) {
+        for (id, interpreter) in &mut self.interpreters {
+            if interpreter.overdue().is_some_and(|due| due <= now)
                 && let Some(process) = self.processes.get(id)
             {
-                process.runner.order(Order::Kill);
+                process.runner.kill_all();
+                interpreter.given_up = true;
             }
         }
     }
@@ -593,9 +614,11 @@ impl Agent {
             return Err(Problem::new(Code::InvalidArgument, format!("{signal} is not a signal")));
         }
         let (_, process) = self.live(exec)?;
-        // The strongest signal is for everything it has started, also what ran away.
-        let order = if signal == 9 { Order::Kill } else { Order::Signal(signal) };
-        process.runner.order(order);
+        match u8::try_from(signal) {
+            // The strongest signal is for everything it has started, also what ran away.
+            Ok(9) | Err(_) => process.runner.kill_all(),
+            Ok(signal) => process.runner.signal(signal),
+        }
         Ok(Some(Event::Done))
     }
 

@@ -1,18 +1,17 @@
-//! The runner: a small process around each interpreter and each exec that can end all of it.
+//! The runner: a small process around each interpreter and each exec, below which all of it stays.
 //!
 //! A runner lives in its session's pid namespace as the *subreaper* of the one process it starts: whatever that
 //! process leaves behind, also after `setsid` and double forks, becomes a child of the runner and of nobody else. So
-//! "the whole tree of a call" is always "everything below its runner". The session's init is a runner without a
-//! process of its own; it inherits what is left when user code kills a runner.
+//! "the whole tree of a call" is always "everything below its runner" ([`crate::tree`]). The session's init is a runner
+//! without a process of its own; it inherits what is left when user code kills a runner.
 //!
-//! Why stop before kill: a fork bomb makes children faster than one pass kills them. A stopped process cannot fork
-//! and keeps its place in the process count, so passes of SIGSTOP reach a state in which nothing new appears; then
-//! everything is killed at once.
+//! A runner only reaps, reports and passes signals on. Ending a tree is the agent's own work: where user code has the
+//! runner's user id it can stop or kill it, and must gain nothing by that.
 
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs, io,
+    io,
     os::{
         fd::{AsFd, OwnedFd},
         unix::process::CommandExt,
@@ -31,8 +30,10 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, read, write},
     pipe::{PipeFlags, pipe_with},
-    process::{Signal, getpid, ioctl_tiocsctty, kill_process, kill_process_group, set_child_subreaper, setsid},
+    process::{Signal, getpid, ioctl_tiocsctty, kill_process_group, set_child_subreaper, setsid},
 };
+
+use crate::tree;
 
 /// What to start, and with which descriptors.
 #[derive(Debug)]
@@ -50,24 +51,6 @@ pub(crate) struct Launch {
     pub(crate) confinement: Confinement,
     /// Whether the agent has capabilities to take away (not with weak isolation).
     pub(crate) jailed: bool,
-}
-
-/// From the agent to a runner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// To the process group of the process that was started.
-    Signal(i32),
-    /// Everything below the runner.
-    Kill,
-}
-
-impl Order {
-    pub(crate) fn encode(self) -> [u8; 2] {
-        match self {
-            Order::Signal(signal) => [b'S', u8::try_from(signal).unwrap_or(0)],
-            Order::Kill => [b'K', 0],
-        }
-    }
 }
 
 /// From a runner to the agent.
@@ -269,7 +252,7 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
                         status: reaped.status,
                         cpu_us: reaped.cpu_us,
                         peak_memory: reaped.peak_memory,
-                        left: u32::try_from(descendants().len()).unwrap_or(u32::MAX),
+                        left: u32::try_from(tree::below(getpid().as_raw_nonzero().get()).len()).unwrap_or(u32::MAX),
                     };
                     let _ = write(orders, &word.encode());
                 }
@@ -281,19 +264,22 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
             return 0;
         }
         let mut ready = [PollFd::new(orders, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
-        if poll(&mut ready, None).is_err() {
-            continue;
+        match poll(&mut ready, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            // Nothing can be waited for any more; the agent takes over what is left.
+            Err(_) => return 1,
         }
         if ready[1].revents().contains(PollFlags::IN) {
             // The content of the signal does not matter: every child is looked at.
             let _ = read(children, &mut [0; 128]);
         }
         if !ready[0].revents().is_empty() {
-            let mut order = [0; 2];
+            // A signal for the process group of the process that was started.
+            let mut order = [0; 1];
             match read(orders.as_fd(), &mut order) {
-                Ok(2) if order[0] == b'K' => kill_all(),
-                Ok(2) => {
-                    if let (Some(main), Some(signal)) = (alive, Signal::from_named_raw(order[1].into())) {
+                Ok(1) => {
+                    if let (Some(main), Some(signal)) = (alive, Signal::from_named_raw(order[0].into())) {
                         let _ = kill_process_group(userns::pid(main), signal);
                     }
                 }
@@ -304,49 +290,3 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
     }
 }
 
-/// Passes of SIGSTOP that find nothing new are enough; a bound all the same.
-const PASSES: usize = 64;
-
-fn kill_all() {
-    let mut seen = 0;
-    for _ in 0..PASSES {
-        let now = descendants();
-        for pid in &now {
-            let _ = kill_process(userns::pid(*pid), Signal::STOP);
-        }
-        if now.len() <= seen {
-            break;
-        }
-        seen = now.len();
-    }
-    for pid in descendants() {
-        let _ = kill_process(userns::pid(pid), Signal::KILL);
-    }
-}
-
-/// Every process below this one.
-fn descendants() -> Vec<i32> {
-    let mut parents: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(stat) = fs::read(entry.path().join("stat")) else { continue };
-        // The name in parentheses may hold anything; what follows its last parenthesis is fixed.
-        let Some(end) = stat.iter().rposition(|byte| *byte == b')') else { continue };
-        let rest = String::from_utf8_lossy(&stat[end + 1..]);
-        let mut fields = rest.split_whitespace();
-        let (state, parent) = (fields.next(), fields.next().and_then(|field| field.parse().ok()));
-        if let Some(parent) = parent
-            && state != Some("Z")
-        {
-            parents.entry(parent).or_default().push(pid);
-        }
-    }
-    let mut all = Vec::new();
-    let mut todo = vec![getpid().as_raw_nonzero().get()];
-    while let Some(pid) = todo.pop() {
-        let children = parents.remove(&pid).unwrap_or_default();
-        all.extend(&children);
-        todo.extend(&children);
-    }
-    all
-}

@@ -156,10 +156,8 @@ impl Agent {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
         }
         self.waits.iter().for_each(|wait| sooner(wait.deadline));
-        for interpreter in self.interpreters.values().filter(|interpreter| !interpreter.ready) {
-            sooner(interpreter.started + crate::interpreter::START);
-        }
-        self.give_up_slow_starts(now);
+        self.give_up_silent_ones(now);
+        self.interpreters.values().filter_map(Interpreter::overdue).for_each(&mut sooner);
         let busy = self.execs.values().any(|exec| exec.outcome().is_none());
         if let Some(watch) = &mut self.watch
             && let Some(due) = watch.due
@@ -199,7 +197,7 @@ impl Agent {
         if !self.config.namespaces {
             // No namespace that dies with us: every runner has to take its own with it.
             for process in self.processes.values() {
-                process.runner.order(crate::runner::Order::Kill);
+                process.runner.kill_all();
             }
         }
         for connection in self.connections.values_mut() {

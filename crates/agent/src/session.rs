@@ -10,7 +10,10 @@ use carrel_jail::{
 use carrel_proto::guest::AgentConfig;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::runner::{self, Launch, Order};
+use crate::{
+    runner::{self, Launch},
+    tree,
+};
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -28,9 +31,20 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    pub(crate) fn order(&self, order: Order) {
-        // A runner that is gone has nothing left to end.
-        let _ = rustix::io::write(&self.orders, &order.encode());
+    /// Passes a signal on to the process group of the runner's process.
+    pub(crate) fn signal(&self, signal: u8) {
+        // A runner that is gone has nothing left to signal.
+        let _ = rustix::io::write(&self.orders, &[signal]);
+    }
+
+    /// Ends everything below the runner.
+    pub(crate) fn kill_all(&self) {
+        tree::kill_below(self.child.pid);
+    }
+
+    /// Ends the runner itself, which user code may have stopped.
+    pub(crate) fn kill(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.child.pidfd, rustix::process::Signal::KILL);
     }
 }
 
@@ -82,8 +96,8 @@ impl Session {
 
     /// A runner was killed: what it left is now below the session's init, and nobody's any more.
     pub(crate) fn kill_orphans(&self) {
-        if let Some((_, orders)) = &self.init {
-            let _ = rustix::io::write(orders, &Order::Kill.encode());
+        if let Some((child, _)) = &self.init {
+            tree::kill_below(child.pid);
         }
     }
 

@@ -4,6 +4,7 @@
 //! arena    bait on the host (a canary file, listeners), two small sandboxes A and B, the probe program in both
 //! light    every quick attack in A: as a command, on a terminal, and below each interpreter
 //! host     what only the outside can see: rights, namespaces and cgroups of A's processes, whether bait was touched
+//! limits   a call that clings to life by every means, against its time limit
 //! heavy    every exhaustion attack in a box of its own, one after another, while B must go on answering
 //! report   a table, or JSON; a breach makes the exit code 1
 //! ```
@@ -17,6 +18,7 @@ mod arena;
 mod attack;
 mod heavy;
 mod host;
+mod limits;
 mod report;
 // The probe compares digests, so both sides must mean the same.
 #[path = "../../probe/src/sha256.rs"]
@@ -106,6 +108,7 @@ async fn attack_all(arena: &mut Arena<'_>, filter: Filter<'_>) -> Result<Vec<Fin
         findings.extend(arena.light(&inherited, way).await);
     }
     let seen = arena.judge_from_host().await;
+    findings.extend(limits::run(arena, |group, name| filter.takes(group, name)).await?);
     let heavy = heavy::run(arena, &chosen(Weight::Heavy)).await?;
     let untouched = arena.judge_bait();
     findings.extend(

@@ -194,10 +194,14 @@ fn make_target<'a>(root: BorrowedFd<'_>, target: &'a str, directory: bool) -> Re
     }
 }
 
-/// Makes `root` the root of this mount namespace, read-only, and lets go of everything else.
+/// Makes `root` the root of this mount namespace and lets go of everything else. Root and `/dev` become read-only:
+/// where agent and user code have one id, user code could otherwise put its own files there.
 pub fn enter(root: &OwnedFd) -> Result<(), MountError> {
     let seal = MountAttributes { set: sys::MOUNT_READ_ONLY, ..Default::default() };
-    sys::mount_setattr(root.as_fd(), false, seal).explain(|| "sealing the root".into())?;
+    let dev = openat(root, "dev", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).explain(|| "opening /dev".into())?;
+    for mount in [root.as_fd(), dev.as_fd()] {
+        sys::mount_setattr(mount, false, seal).explain(|| "sealing the root".into())?;
+    }
     fchdir(root).explain(|| "entering the root".into())?;
     pivot_root(".", ".").explain(|| "changing the root".into())?;
     unmount(".", UnmountFlags::DETACH).explain(|| "letting go of the host's root".into())

@@ -315,18 +315,15 @@ fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> 
     config.write_all(&text).or_fail(what)?;
     io::Seek::rewind(&mut config).or_fail(what)?;
     placed.push((high(config.as_fd())?, FIRST));
-    // Its own number may be one of the fixed ones: closed later, it would take the one placed there with it.
-    drop(config);
-
-    let null = File::options().read(true).write(true).open("/dev/null").or_fail("opening /dev/null")?;
-    let null = high(null.as_fd())?;
+    let null = high(File::options().read(true).write(true).open("/dev/null").or_fail("opening /dev/null")?.as_fd())?;
     let log = rustix::fs::open(
         format!("{}/agent.log", spec.config.places.spool),
         OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC,
         Mode::from_raw_mode(0o600),
-    )
-    .or_fail("opening the agent's log")?;
-    let log = high(log.as_fd())?;
+    );
+    let log = high(log.or_fail("opening the agent's log")?.as_fd())?;
+    // Its number may be one of the fixed ones: closed at the end, it would take with it what was placed there.
+    drop(config);
     sys::close_on_exec_from(0).or_fail(what)?;
     for (fd, number) in &placed {
         sys::place(fd, *number).or_fail(what)?;

@@ -4,12 +4,14 @@
 //! carrel-probe list                                    what there is, as JSON
 //! carrel-probe run NAME [--fact key=value]...          one attack, one JSON line
 //! carrel-probe all [--group G] [--fact key=value]...   every light attack, one JSON line each
+//! carrel-probe cling WAY [--fact key=value]...         stays, whatever is done to it; the host judges
 //! ```
 //!
 //! Invariants: an attack runs in a forked process, so that none takes another down; what an attack does when
 //! it *succeeds* is the smallest thing that shows it; nothing runs outside a box (see [`guard`]).
 //! Deliberately absent: secrets. The host passes names and digests, and compares.
 
+mod cling;
 mod descriptors;
 mod devices;
 mod exhaustion;
@@ -41,7 +43,7 @@ const LIGHT_LIMIT: Duration = Duration::from_secs(10);
 const HEAVY_LIMIT: Duration = Duration::from_secs(20);
 
 const USAGE: &str =
-    "usage: carrel-probe list | run NAME [--fact key=value]... | all [--group G] [--fact key=value]...";
+    "usage: carrel-probe list | run NAME [--fact key=value]... | all [--group G] [--fact key=value]... | cling WAY";
 
 #[derive(Serialize)]
 struct Listed {
@@ -91,6 +93,11 @@ fn dispatch(args: &[String], inherited: Vec<i32>) -> Result<ExitCode, String> {
             })?;
             guard(&facts)?;
             attack(probe, &facts)
+        }
+        ["cling", way] if cling::WAYS.contains(way) => {
+            guard(&facts)?;
+            cling::cling(way);
+            Ok(ExitCode::SUCCESS)
         }
         ["all"] => {
             if let Some(wanted) = group.filter(|wanted| !table::GROUPS.iter().any(|(name, _)| name == wanted))

@@ -204,7 +204,7 @@ class Persists(Case):
         self.check("trap 'echo \"D $BASH_COMMAND\"' DEBUG; : a", "D : a\n")
         self.check("echo b", "D echo b\nb\n")
         self.check("trap - DEBUG", None)
-        self.check("echo c; trap 'x' TERM; trap", "c\ntrap -- 'echo usr1' SIGUSR1\ntrap -- 'x' SIGTERM\ntrap -- '' ERR\n")
+        self.check("echo c; trap 'x' TERM; trap", "c\ntrap -- 'echo usr1' SIGUSR1\ntrap -- 'x' SIGTERM\n")
 
 
 class Leaves(Case):

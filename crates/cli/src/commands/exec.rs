@@ -39,7 +39,7 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
         pty: args.tty.then(terminal::size),
         timeout_ms: timeout.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         detach: args.detach,
-        cancel_on_disconnect: !args.detach,
+        cancel_on_disconnect: args.tty,
     };
     let record = context.existing(&args.name).await?;
     context.session(&record, &request.session).await?;

@@ -100,7 +100,8 @@ impl Place {
             language,
             code,
             timeout_ms: u64::try_from(context.settings.timeout.as_millis()).unwrap_or(u64::MAX),
-            cancel_on_disconnect: true,
+            // A session's call goes on without its caller and can be looked at later; an ephemeral one is nobody's.
+            cancel_on_disconnect: args.session.is_none(),
         };
         let progress = Progress::start(context.output, "running");
         let call = context.engine.run(&self.record, request).await?;

@@ -5,4 +5,5 @@ mod configuration;
 mod copies;
 mod help;
 mod support;
+mod survival;
 mod terminals;

@@ -3,7 +3,10 @@
 use carrel_proto::{
     guest::Language::{Bash, Python},
     message::{Exec, OpenSession, Run},
-    outcome::SessionState::Lost,
+    outcome::{
+        Cause,
+        SessionState::{Lost, Preserved},
+    },
     problem::Code,
 };
 
@@ -72,7 +75,7 @@ os.kill(-1, 9)";
     assert_eq!(sandbox.run_in("b", Bash, "echo ${kept-fresh}").await.ok().out(), "fresh\n");
     // Pid 1 of a session is not to be ended from inside, the agent not even to be seen.
     let ran = sandbox.run_in("b", Bash, "kill -9 1; ls /run/carrel-spool; cat /proc/1/environ; ls /proc/1/fd").await;
-    assert_eq!((ran.out().as_str(), ran.outcome.session_state), ("", carrel_proto::outcome::SessionState::Preserved));
+    assert_eq!((ran.out().as_str(), ran.outcome.session_state), ("", Preserved));
     sandbox.run_in("b", Bash, "/bin/true").await.ok();
 }
 
@@ -89,11 +92,15 @@ async fn closing_one_session_leaves_the_other() {
     let mut running = sandbox.begin(Run { session: named("a"), ..a_run(Python, "print('in', flush=True)\nwhile True: pass") }).await;
     running.until("in").await;
     let waiting = sandbox.begin(Run { session: named("a"), ..a_run(Python, "1") }).await;
+    let mut command = sandbox.launch(Exec { session: named("a"), ..an_exec(&["sh", "-c", "echo in; sleep 1000"]) }).await;
+    command.until("in").await;
+    let command_id = command.id.clone();
     sandbox.engine.close_session(&sandbox.record, &named("a")).await.unwrap();
-    let ran = running.end().await;
-    assert_eq!(ran.outcome.session_state, Lost, "{ran:?}");
-    let ran = waiting.end().await;
-    assert_eq!((ran.outcome.session_state, ran.outcome.problem.unwrap().code), (Lost, Code::StateLost));
+    for live in [running, waiting, command] {
+        let ran = live.end().await;
+        let state = if ran.id == command_id { Preserved } else { Lost };
+        ran.died(Cause::Cancelled, Code::Cancelled, state);
+    }
     let exec = Exec { session: named("b"), timeout_ms: Some(30_000), ..an_exec(&["flock", "/workspace/lock", "true"]) };
     sandbox.launch(exec).await.end().await.ok();
     assert_eq!(sandbox.run_in("b", Python, "x").await.ok().value(), Some("'of b'"));
