@@ -460,8 +460,8 @@ impl Agent {
         let (role, ended, session) = (process.role, process.ended, process.session.clone());
         self.drain(id);
         if !ended {
-            if let Some(session) = self.sessions.get(&session) {
-                session.kill_orphans();
+            if let (Some(session), Some(process)) = (self.sessions.get(&session), self.processes.get(&id)) {
+                session.kill_orphans(&process.runner);
             }
             match role {
                 Role::Exec(number) => self.finish(number, Ending::RunnerGone),

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, open, openat, statat};
 const PER_ENTRY: u64 = 1024;
 /// A walk takes at most this part of the time.
 const SHARE: u32 = 10;
-const SHORTEST: Duration = Duration::from_millis(200);
+const SHORTEST: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct Watch {

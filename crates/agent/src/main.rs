@@ -24,7 +24,6 @@ mod runner;
 mod serve;
 mod session;
 mod spool;
-mod tree;
 
 use std::{env, process::ExitCode};
 

@@ -2,7 +2,7 @@
 //!
 //! A runner lives in its session's pid namespace as the *subreaper* of the one process it starts: whatever that
 //! process leaves behind, also after `setsid` and double forks, becomes a child of the runner and of nobody else. So
-//! "the whole tree of a call" is always "everything below its runner" ([`crate::tree`]). The session's init is a runner
+//! "the whole tree of a call" is always "everything below its runner" ([`carrel_jail::tree`]). The session's init is a runner
 //! without a process of its own; it inherits what is left when user code kills a runner.
 //!
 //! A runner only reaps, reports and passes signals on. Ending a tree is the agent's own work: where user code has the
@@ -24,7 +24,7 @@ use carrel_jail::{
     confine::Confinement,
     session,
     sys::{self, Forked, SingleThread},
-    userns,
+    tree, userns,
 };
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -32,8 +32,6 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Signal, getpid, ioctl_tiocsctty, kill_process_group, set_child_subreaper, setsid},
 };
-
-use crate::tree;
 
 /// What to start, and with which descriptors.
 #[derive(Debug)]

@@ -6,14 +6,15 @@ use carrel_jail::{
     confine::Confinement,
     session::{self as namespace, Child},
     sys::SingleThread,
-};
-use carrel_proto::guest::AgentConfig;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
-use crate::{
-    runner::{self, Launch},
     tree,
 };
+use carrel_proto::guest::AgentConfig;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+};
+
+use crate::runner::{self, Launch};
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -94,8 +95,12 @@ impl Session {
         Ok(Runner { child, orders: mine })
     }
 
-    /// A runner was killed: what it left is now below the session's init, and nobody's any more.
-    pub(crate) fn kill_orphans(&self) {
+    /// A runner was killed: what it left goes to the session's init, and is nobody's any more. Its line closes a moment
+    /// before that happens, so its end is awaited first.
+    pub(crate) fn kill_orphans(&self, runner: &Runner) {
+        let moment = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&runner.child.pidfd, PollFlags::IN)], Some(&moment));
+        runner.kill_all();
         if let Some((child, _)) = &self.init {
             tree::kill_below(child.pid);
         }

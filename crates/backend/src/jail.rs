@@ -12,6 +12,7 @@ use carrel_jail::{
     cgroup::Hierarchy,
     mounts::Step,
     stage::{self, BoxSpec, Failure, Isolation, Report},
+    tree,
     userns::{self, Ids},
     workspace::{self, Kind},
 };
@@ -29,10 +30,6 @@ use rustix::{
 
 use crate::{Backend, BoxRequest, IsolationLevel, Placed, environment, guest_programs};
 
-/// First user id of boxes that root makes: far from people, services and the ranges of other tools.
-const FIRST_ID: u32 = 1_610_612_736;
-/// Boxes that root can tell apart by user id; then numbers come round again.
-const ID_PAIRS: u32 = 200_000_000;
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
 
@@ -55,8 +52,8 @@ impl Jail {
 
     fn ids(number: u32) -> Ids {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-        if uid.is_root() {
-            Ids::pair(FIRST_ID + 2 * (number % ID_PAIRS))
+        if userns::has_many_ids() {
+            Ids::pair(userns::FIRST_ID + 2 * (number % userns::ID_PAIRS))
         } else {
             Ids::single(uid.as_raw(), gid.as_raw())
         }
@@ -146,7 +143,7 @@ impl Jail {
         for name in ["root", "spool"] {
             fs::create_dir_all(request.directory.join(name)).map_err(failed("making the sandbox's directory"))?;
         }
-        if jailed && own.0 == 0 {
+        if jailed && userns::has_many_ids() {
             let agent_id = ids.agent_outside();
             stage::give(&request.directory.join("spool"), agent_id, agent_id).map_err(failed("giving the spool away"))?;
         }
@@ -169,7 +166,7 @@ impl Jail {
 fn project_step(project: &crate::Project) -> Step {
     let source = project.directory.to_string_lossy().into_owned();
     let (target, writable) = (Places::PROJECT.to_owned(), project.writable);
-    if rustix::process::geteuid().is_root() {
+    if userns::has_many_ids() {
         Step::BindAsUser { source, target, writable }
     } else {
         Step::Bind { source, target, writable, device: false }
@@ -196,14 +193,17 @@ impl Backend for Jail {
 
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
         let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
-        match placed {
-            Some(placed) if self.is_alive(placed) => end(placed.pid).map_err(failed)?,
-            Some(_) => {}
-            None => {
-                for pid in find_agents(id) {
-                    end(pid).map_err(failed)?;
-                }
+        let agents = match placed {
+            Some(placed) if self.is_alive(placed) => vec![placed.pid],
+            Some(_) => Vec::new(),
+            None => find_agents(id),
+        };
+        for pid in agents {
+            // The kernel does this for a jailed box; a weak one has no namespace that ends with its agent.
+            if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
+                tree::kill_below(pid);
             }
+            end(pid).map_err(failed)?;
         }
         // Nothing is left in the cgroup of a jailed box whose first process is gone; a weak one may have leftovers.
         let deadline = Instant::now() + DYING;

@@ -25,12 +25,13 @@ pub(crate) struct Cli {
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
     /// Print one JSON object (docs/cli-json.md) instead of text.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Read this configuration file and no other.
-    #[arg(long, global = true, value_name = "FILE", env = "CARREL_CONFIG")]
+    #[arg(long, global = true, value_name = "FILE", env = "CARREL_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
     /// Keep sandboxes in this directory [env: CARREL_STATE].
     #[arg(long, global = true, value_name = "DIR")]
@@ -118,7 +119,7 @@ pub(crate) struct Run {
 #[command(next_help_heading = "Options for a new sandbox")]
 pub(crate) struct Making {
     /// python, node, bash, or an environment from the configuration.
-    #[arg(long = "env", short, value_name = "ENV", visible_alias = "environment")]
+    #[arg(long = "env", short, value_name = "ENV", alias = "environment", help_heading = None)]
     pub(crate) environment: Option<String>,
     /// Show this host directory at /project, read-only [env: PROJECT_DIR].
     #[arg(long, value_name = "DIR")]

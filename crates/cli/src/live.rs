@@ -6,7 +6,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use carrel_proto::{
     frame::Stream,
     limits::ByteSize,
-    message::Display,
+    message::{Display, DisplayKind},
     problem::{Code, Problem},
 };
 use rustix::io::Errno;
@@ -21,6 +21,8 @@ pub(crate) struct Live<'a> {
     fresh: bool,
     closed: bool,
     images: Images,
+    /// The value of the last expression, shown after everything else.
+    result: Option<Display>,
     /// Where stdout and stderr should go on: anything else is a hole.
     expected: [Option<u64>; 2],
 }
@@ -75,7 +77,41 @@ impl Images {
 
 impl<'a> Live<'a> {
     pub(crate) fn new(output: &'a Output, progress: Progress, images: Option<PathBuf>) -> Self {
-        Self { output, progress, fresh: true, closed: false, images: Images::to(images), expected: [None; 2] }
+        Self {
+            output,
+            progress,
+            fresh: true,
+            closed: false,
+            images: Images::to(images),
+            result: None,
+            expected: [None; 2],
+        }
+    }
+
+    fn show(&mut self, display: &Display) -> Result<(), Problem> {
+        if self.closed {
+            return Ok(());
+        }
+        self.progress.stop();
+        let text = display.mime.get("text/plain").and_then(|text| text.as_str());
+        if let Some(text) = text {
+            let before = if self.fresh { "" } else { "\n" };
+            self.stdout(format!("{before}{text}\n").as_bytes())?;
+        }
+        for (mime, data) in &display.mime {
+            let Some(data) = data.as_str() else { continue };
+            if mime.starts_with("image/") {
+                match self.images.save(mime, data)? {
+                    Some(path) => self.output.note(format_args!("{mime} saved as {}", path.display())),
+                    None => self
+                        .output
+                        .note(format_args!("[{mime} {}] --save-images DIR keeps it", size(mime, data))),
+                }
+            } else if text.is_none() {
+                self.output.note(format_args!("[{mime} {}] --json has it", size(mime, data)));
+            }
+        }
+        Ok(())
     }
 
     fn stdout(&mut self, bytes: &[u8]) -> Result<(), Problem> {
@@ -116,29 +152,17 @@ impl Sink for Live<'_> {
     }
 
     fn display(&mut self, display: Display) -> Result<(), Problem> {
-        if self.closed {
-            return Ok(());
+        if display.kind == DisplayKind::Display {
+            return self.show(&display);
         }
-        self.progress.stop();
-        let text = display.mime.get("text/plain").and_then(|text| text.as_str());
-        if let Some(text) = text {
-            let before = if self.fresh { "" } else { "\n" };
-            self.stdout(format!("{before}{text}\n").as_bytes())?;
-        }
-        for (mime, data) in &display.mime {
-            let Some(data) = data.as_str() else { continue };
-            if mime.starts_with("image/") {
-                match self.images.save(mime, data)? {
-                    Some(path) => self.output.note(format_args!("{mime} saved as {}", path.display())),
-                    None => self
-                        .output
-                        .note(format_args!("[{mime} {}] --save-images DIR keeps it", size(mime, data))),
-                }
-            } else if text.is_none() {
-                self.output.note(format_args!("[{mime} {}] --json has it", size(mime, data)));
-            }
-        }
+        // What the interpreter still holds in a buffer comes behind it.
+        self.result = Some(display);
         Ok(())
+    }
+
+    fn ended(&mut self) -> Result<(), Problem> {
+        self.progress.stop();
+        self.result.take().map_or(Ok(()), |result| self.show(&result))
     }
 
     fn closed(&self) -> bool {

@@ -30,6 +30,10 @@ pub(crate) trait Sink {
     fn bytes(&mut self, stream: Stream, offset: u64, bytes: &[u8]) -> Result<(), Problem>;
     fn display(&mut self, display: Display) -> Result<(), Problem>;
     fn started(&mut self, _exec: &ExecId) {}
+    /// Nothing more comes.
+    fn ended(&mut self) -> Result<(), Problem> {
+        Ok(())
+    }
     /// Nobody reads any more.
     fn closed(&self) -> bool {
         false
@@ -102,7 +106,9 @@ pub(crate) async fn pump(
     interrupts: &mut Interrupts,
     on_signal: OnSignal,
 ) -> Result<End, Problem> {
-    Pumping { call: &mut call, input }.run(sink, interrupts, on_signal).await
+    let end = Pumping { call: &mut call, input }.run(sink, interrupts, on_signal).await;
+    sink.ended()?;
+    end
 }
 
 struct Pumping<'a> {

@@ -20,5 +20,6 @@ pub mod seccomp;
 pub mod session;
 pub mod stage;
 pub mod sys;
+pub mod tree;
 pub mod userns;
 pub mod workspace;

@@ -161,7 +161,7 @@ fn try_run() -> Result<(), Failure> {
             Forked::Child => Err(become_agent(&mut spec, &listener, &meters, None)),
         },
         Isolation::Jail { ids, plan } => {
-            let privileged = rustix::process::geteuid().is_root();
+            let privileged = userns::has_many_ids();
             let mut trees = Vec::new();
             if privileged {
                 for step in &plan {

@@ -43,7 +43,7 @@ pub fn probe(limit: ByteSize) -> (Kind, Enforcement) {
         let word = format!("use is measured while code runs and the offender is stopped ({why})");
         (Kind::Directory, Enforcement::Watched(word))
     };
-    if !rustix::process::geteuid().is_root() {
+    if !crate::userns::has_many_ids() {
         return watched("an ordinary user cannot mount a file system of its own");
     }
     if limit.0 < SMALLEST_IMAGE {

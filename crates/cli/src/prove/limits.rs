@@ -26,7 +26,10 @@ fn name(way: &str) -> String {
 }
 
 /// All ways at once, each in a box of its own: they only wait.
-pub(super) async fn run(arena: &mut Arena<'_>, takes: impl Fn(&str, &str) -> bool) -> Result<Vec<Finding>, Problem> {
+pub(super) async fn run(
+    arena: &mut Arena<'_>,
+    takes: impl Fn(&str, &str) -> bool,
+) -> Result<Vec<Finding>, Problem> {
     let mut boxes = Vec::new();
     let mut made = Ok(());
     for way in WAYS.into_iter().filter(|way| takes("processes", &name(way))) {
@@ -61,7 +64,12 @@ pub(super) async fn run(arena: &mut Arena<'_>, takes: impl Fn(&str, &str) -> boo
 async fn cling(arena: &Arena<'_>, way: &str, record: &Record) -> Finding {
     let marker = format!("cling-{}-{way}", record.id);
     let words = ["cling", way, "--fact", "confirmed_box=1", "--fact"];
-    let argv = [PROGRAM].into_iter().chain(words).map(str::to_owned).chain([format!("env_allow={marker}")]).collect();
+    let argv = [PROGRAM]
+        .into_iter()
+        .chain(words)
+        .map(str::to_owned)
+        .chain([format!("env_allow={marker}")])
+        .collect();
     let start = Instant::now();
     let call = async { listen(arena.engine.exec(record, command(argv, TIME)).await?).await };
     let said = tokio::time::timeout(ENOUGH, call).await;
@@ -74,11 +82,17 @@ async fn cling(arena: &Arena<'_>, way: &str, record: &Record) -> Finding {
     let mut wrong = Vec::new();
     let mut fine = String::new();
     match said {
-        Err(_) => wrong.push(format!("the call goes on {took:.1?} after its start, with a limit of {TIME:?}")),
+        Err(_) => {
+            wrong.push(format!("the call goes on {took:.1?} after its start, with a limit of {TIME:?}"))
+        }
         Ok(Err(problem)) => wrong.push(problem.message),
         Ok(Ok(said)) => {
             let answer = String::from_utf8_lossy(&said.stdout);
-            fine = format!("ended after {took:.1?} ({}); the attack was {}", ended(&said.outcome), answer.trim());
+            fine = format!(
+                "ended after {took:.1?} ({}); the attack was {}",
+                ended(&said.outcome),
+                answer.trim()
+            );
         }
     }
     if !left.is_empty() {

@@ -69,7 +69,7 @@ fn a_wrong_command_line_is_told_in_words_and_in_json() {
     let place = Place::new();
     let ended = place.run(&["rnu", "1"]);
     assert_eq!(ended.code, 125);
-    assert!(ended.err.contains("run"), "{}", ended.err);
+    assert!(ended.err.contains("unrecognized subcommand 'rnu'"), "{}", ended.err);
     let ended = place.run(&["run", "--json"]);
     assert_eq!((ended.code, ended.json()["error"]["code"].as_str()), (125, Some("invalid_argument")));
 }

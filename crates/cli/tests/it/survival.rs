@@ -1,12 +1,6 @@
 //! `kill -9` at any moment, and processes that race: the next call adopts or cleans, and nothing is left.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    process::Child,
-    sync::mpsc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, process::Child, sync::mpsc, time::Duration};
 
 use crate::support::Place;
 
@@ -73,8 +67,11 @@ fn a_call_killed_at_any_moment_leaves_nothing_that_the_next_one_does_not_adopt_o
     let mut seen = BTreeSet::new();
     for round in 0..24 {
         let named = round % 2 == 0;
-        let args: &[&str] =
-            if named { &["run", "-s", "victim", "-e", "bash", "echo hi"] } else { &["run", "-e", "bash", "echo hi"] };
+        let args: &[&str] = if named {
+            &["run", "-s", "victim", "-e", "bash", "echo hi"]
+        } else {
+            &["run", "-e", "bash", "echo hi"]
+        };
         kill_after(place.start(args), Duration::from_micros(1500 * round));
         seen.extend(traces(&place));
         let alive = listed(&place);
@@ -82,7 +79,11 @@ fn a_call_killed_at_any_moment_leaves_nothing_that_the_next_one_does_not_adopt_o
         let left: Vec<_> = traces(&place).difference(&alive).cloned().collect();
         assert!(left.is_empty(), "round {round}: {left:?} is not listed but left behind");
         if named {
-            assert_eq!(place.run(&["run", "-s", "victim", "-e", "bash", "echo $((40+2))"]).out, "42\n", "round {round}");
+            assert_eq!(
+                place.run(&["run", "-s", "victim", "-e", "bash", "echo $((40+2))"]).out,
+                "42\n",
+                "round {round}"
+            );
         }
     }
     place.run(&["close", "--all"]).with(0);
@@ -109,8 +110,9 @@ fn a_close_killed_at_any_moment_is_finished_by_the_next_call() {
 #[test]
 fn processes_that_create_the_same_session_at_once_share_one_sandbox() {
     let place = Place::new();
-    let children: Vec<_> =
-        (0..6).map(|i| place.start(&["run", "-s", "same", "-e", "bash", "--json", &format!("echo {i} >> seen")])).collect();
+    let children: Vec<_> = (0..6)
+        .map(|i| place.start(&["run", "-s", "same", "-e", "bash", "--json", &format!("echo {i} >> seen")]))
+        .collect();
     let mut ids = BTreeSet::new();
     for child in children {
         let output = child.wait_with_output().unwrap();
@@ -135,7 +137,10 @@ fn a_call_goes_on_when_its_caller_is_killed_and_its_output_is_found_later() {
     child.wait().unwrap();
     place.run(&["exec", "work", "--", "sh", "-c", "echo middle > go"]).with(0);
     let execs = place.run(&["inspect", "work", "--json"]).json()["execs"].clone();
-    let run = execs.as_array().unwrap().iter().find(|exec| exec["exec"] == "ex_2").unwrap()["exec"].as_str().unwrap().to_owned();
+    let run = execs.as_array().unwrap().iter().find(|exec| exec["exec"] == "ex_2").unwrap()["exec"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     place.run(&["wait", "work", &run]).with(0);
     assert_eq!(place.run(&["logs", "work", &run]).out, "before\nmiddle\nafter\n");
     assert_eq!(place.run(&["run", "-s", "work", "-e", "bash", "echo $X"]).out, "1\n");

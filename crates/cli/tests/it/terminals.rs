@@ -7,6 +7,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags},
     process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
@@ -45,6 +46,9 @@ impl Terminal {
     fn wait_for(&mut self, text: &str) {
         let mut buffer = [0; 4096];
         while !self.seen.contains(text) {
+            let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+            let ready = poll(&mut [PollFd::new(&self.ours, PollFlags::IN)], Some(&patience)).unwrap();
+            assert!(ready > 0, "waited for {text:?}, saw {:?}", self.seen);
             let count = self.ours.read(&mut buffer).unwrap();
             self.seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
         }
@@ -77,9 +81,8 @@ fn a_shell_has_a_real_terminal_and_gives_ours_back() {
     // The new size travels beside the keys, so ask until it is there.
     terminal.ours.write_all(b"until [ \"$(stty size)\" = '42 77' ]; do :; done; echo re''sized\n").unwrap();
     terminal.wait_for("resized");
-    terminal.ours.write_all(b"cat\n").unwrap();
-    terminal.ours.write_all(b"echoed by cat\n").unwrap();
-    terminal.wait_for("echoed by cat\r\nechoed by cat");
+    terminal.ours.write_all(b"sed -u s/b/B/\nabc\n").unwrap();
+    terminal.wait_for("aBc");
     terminal.ours.write_all(b"\x03").unwrap();
     terminal.wait_for("$ ");
     terminal.ours.write_all(b"exit 9\n").unwrap();

@@ -52,7 +52,10 @@ async fn an_artifact_is_a_whole_environment_and_a_missing_interpreter_is_named()
     let sandbox = world.sandbox_with(Wish { environment: Some("small".into()), ..Wish::default() }).await;
     let ran = sandbox.bash("x=1; echo $FLAVOUR $PWD; cat /opt/word; echo hi > f; cat f").await.ok();
     assert_eq!(ran.out(), "small /workspace\nof the artifact\nhi\n");
-    assert_eq!(sandbox.bash("echo $x; echo /usr/bin/*; echo no > /opt/word").await.kept(1).out(), "1\n/usr/bin/bash /usr/bin/cat\n");
+    assert_eq!(
+        sandbox.bash("echo $x; echo /usr/bin/*; echo no > /opt/word").await.kept(1).out(),
+        "1\n/usr/bin/bash /usr/bin/cat\n"
+    );
     assert_eq!(sandbox.exec(&["bash", "-c", "echo exec"]).await.ok().out(), "exec\n");
 
     let problem = sandbox.refused(a_run(Node, "1")).await;
@@ -76,7 +79,12 @@ async fn an_environment_that_is_not_one_is_refused_with_the_reason() {
     let sandbox = world.sandbox().await;
     let attempt = |name: &'static str| async {
         let key = "user:test:attempt".parse().unwrap();
-        let wish = Wish { environment: Some(name.into()), max_lifetime_s: 60, idle_timeout_s: 60, ..Wish::default() };
+        let wish = Wish {
+            environment: Some(name.into()),
+            max_lifetime_s: 60,
+            idle_timeout_s: 60,
+            ..Wish::default()
+        };
         sandbox.engine.sandbox(&key, &wish).await.unwrap_err()
     };
     let problem = attempt("nonesuch").await;
@@ -95,7 +103,11 @@ async fn an_environment_that_is_not_one_is_refused_with_the_reason() {
         assert!(problem.code == Code::Config && problem.message.contains(word), "{problem:?}");
     }
     fs::remove_dir(artifact.path().join("rootfs")).unwrap();
-    fs::write(artifact.path().join("manifest.toml"), "version = 1\ndefault = \"bash\"\n[interpreters.bash]\nprogram = \"/b\"").unwrap();
+    fs::write(
+        artifact.path().join("manifest.toml"),
+        "version = 1\ndefault = \"bash\"\n[interpreters.bash]\nprogram = \"/b\"",
+    )
+    .unwrap();
     assert!(attempt("broken").await.message.contains("rootfs"));
     assert_eq!(sandbox.engine.list().unwrap().len(), 1, "nothing is left of them");
 }

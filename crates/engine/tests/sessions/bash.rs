@@ -13,10 +13,16 @@ async fn the_shell_remembers() {
     let world = World::new();
     let sandbox = world.sandbox().await;
     sandbox.bash("cd /tmp; x='a  b'; export Y=2; arr=(p 'q r'); declare -A map=([k]=v)").await.ok();
-    sandbox.bash("f() { echo \"f $1\"; }; alias hi='echo alias'; shopt -s extglob; set -o pipefail; umask 027").await.ok();
+    sandbox
+        .bash("f() { echo \"f $1\"; }; alias hi='echo alias'; shopt -s extglob; set -o pipefail; umask 027")
+        .await
+        .ok();
     let ran = sandbox.bash("echo \"$PWD|$x|$Y|${arr[1]}|${map[k]}\"; f 3; hi; umask").await.ok();
     assert_eq!(ran.out(), "/tmp|a  b|2|q r|v\nf 3\nalias\n0027\n");
-    assert_eq!(sandbox.bash("[[ aab == +(a)b ]] && echo glob; printenv Y; false | true").await.kept(1).out(), "glob\n2\n");
+    assert_eq!(
+        sandbox.bash("[[ aab == +(a)b ]] && echo glob; printenv Y; false | true").await.kept(1).out(),
+        "glob\n2\n"
+    );
     assert_eq!(sandbox.bash("echo $?; set +o pipefail; (exit 7)").await.kept(7).out(), "1\n");
     assert_eq!(sandbox.bash("echo $?").await.ok().out(), "7\n", "the last status is the next call's first");
     assert_eq!(sandbox.bash("set -- one two").await.ok().out(), "");
@@ -111,7 +117,10 @@ async fn code_that_does_not_parse_hurts_nobody() {
     assert_eq!(sandbox.bash("echo a \\").await.ok().out(), "a \\\n", "as `bash -c` has it");
     assert_eq!(sandbox.bash("cat <<< $x; echo 'two\nlines'; # comment").await.ok().out(), "1\ntwo\nlines\n");
     assert_eq!(sandbox.bash("").await.ok().out(), "");
-    assert_eq!(sandbox.bash("echo ü\u{1F600}; printf '\\xff\\x00\\xfe'").await.ok().stdout, "ü😀\n".as_bytes().iter().chain(b"\xff\x00\xfe").copied().collect::<Vec<_>>());
+    assert_eq!(
+        sandbox.bash("echo ü\u{1F600}; printf '\\xff\\x00\\xfe'").await.ok().stdout,
+        "ü😀\n".as_bytes().iter().chain(b"\xff\x00\xfe").copied().collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]
@@ -127,7 +136,13 @@ async fn readers_find_an_end_and_writers_a_place() {
 
     let ran = sandbox.bash("echo a > /dev/stdout; echo b > /dev/stderr; echo c >> /proc/self/fd/1; echo d | tee /dev/stderr; echo e > /dev/fd/2").await.ok();
     assert_eq!((ran.out().as_str(), ran.err().as_str()), ("a\nc\nd\n", "b\nd\ne\n"));
-    for code in ["exec >&-", "exec > /tmp/log 2>&1; echo logged", "exec 1>&2", "exec 2>&-; exec 1>&-", "fd=5; eval \"exec $fd>/tmp/five\""] {
+    for code in [
+        "exec >&-",
+        "exec > /tmp/log 2>&1; echo logged",
+        "exec 1>&2",
+        "exec 2>&-; exec 1>&-",
+        "fd=5; eval \"exec $fd>/tmp/five\"",
+    ] {
         sandbox.bash(code).await.ok();
         let ran = sandbox.bash("echo out; echo err >&2; bash -c 'echo child'").await.ok();
         assert_eq!((ran.out().as_str(), ran.err().as_str()), ("out\nchild\n", "err\n"), "after {code}");
@@ -141,7 +156,8 @@ async fn a_shell_that_is_killed_is_told_and_replaced() {
     let sandbox = world.sandbox().await;
     for (code, signal) in [("kill -9 $$", 9), ("kill -9 -1; kill -9 $$", 9)] {
         sandbox.bash("x=1").await.ok();
-        let ran = sandbox.bash(&format!("echo before; {code}")).await.died(Cause::Signal, Code::Crashed, Lost);
+        let ran =
+            sandbox.bash(&format!("echo before; {code}")).await.died(Cause::Signal, Code::Crashed, Lost);
         assert_eq!((ran.outcome.signal, ran.out().as_str()), (Some(signal), "before\n"));
         assert_eq!(sandbox.bash("echo ${x-fresh}").await.ok().out(), "fresh\n");
     }

@@ -64,12 +64,14 @@ async fn interpreters_and_sessions_run_side_by_side() {
     ];
     for ((one, speaks), (two, hears)) in pairs {
         let (speak, hear) = (meet(speaks, "/workspace/gate", true), meet(hears, "/workspace/gate", false));
-        let (said, heard) = tokio::join!(sandbox.run_in(one, speaks, &speak), sandbox.run_in(two, hears, &hear));
+        let (said, heard) =
+            tokio::join!(sandbox.run_in(one, speaks, &speak), sandbox.run_in(two, hears, &hear));
         said.ok();
         assert_eq!(heard.ok().out().trim(), "met");
     }
     // An exec runs beside a call of the same session, too.
-    let mut live = sandbox.begin(a_run(Python, "print('in', flush=True)\nopen('/workspace/gate').read()")).await;
+    let mut live =
+        sandbox.begin(a_run(Python, "print('in', flush=True)\nopen('/workspace/gate').read()")).await;
     live.until("in").await;
     sandbox.exec(&["sh", "-c", "echo from an exec > /workspace/gate"]).await.ok();
     assert_eq!(live.end().await.ok().value(), Some("'from an exec\\n'"));
@@ -80,7 +82,9 @@ async fn a_waiting_call_can_be_cancelled_alone() {
     let world = World::new();
     let sandbox = world.sandbox().await;
     sandbox.bash("mkfifo /workspace/gate").await.ok();
-    let mut first = sandbox.begin(a_run(Python, "print('in', flush=True); ran = ['first']; open('/workspace/gate').read()")).await;
+    let mut first = sandbox
+        .begin(a_run(Python, "print('in', flush=True); ran = ['first']; open('/workspace/gate').read()"))
+        .await;
     first.until("in").await;
     let second = sandbox.begin(a_run(Python, "ran.append('second')")).await;
     let third = sandbox.begin(a_run(Python, "ran.append('third'); ran")).await;

@@ -36,14 +36,22 @@ async fn time_that_is_over_interrupts_and_keeps_the_state() {
         (Node, "setInterval(() => {}, 1); await new Promise(() => {})"),
         (Node, "require('child_process').spawnSync('sleep', ['1000'])"),
     ] {
-        let first = if language == Bash { "echo begun; " } else if language == Node { "console.log('begun'); " } else { "print('begun')\n" };
+        let first = if language == Bash {
+            "echo begun; "
+        } else if language == Node {
+            "console.log('begun'); "
+        } else {
+            "print('begun')\n"
+        };
         let ran = sandbox.hurried(language, &format!("{first}{code}")).await;
         let ran = ran.died(Cause::Timeout, Code::Timeout, Preserved);
         assert_eq!((ran.out().as_str(), ran.outcome.exit_code), ("begun\n", 124), "{code}");
         assert!(ran.outcome.problem.as_ref().unwrap().message.contains("kept"));
         match language {
             Python => assert_eq!(sandbox.python("x").await.ok().value(), Some("1"), "after {code}"),
-            Bash => assert_eq!(sandbox.bash("echo $x $PWD; f").await.ok().out(), "1 /tmp\nf\n", "after {code}"),
+            Bash => {
+                assert_eq!(sandbox.bash("echo $x $PWD; f").await.ok().out(), "1 /tmp\nf\n", "after {code}")
+            }
             Node => assert_eq!(sandbox.node("x").await.ok().value(), Some("1"), "after {code}"),
         }
     }

@@ -25,21 +25,32 @@ async fn a_command_gets_its_arguments_directory_and_variables() {
         assert_eq!(ran.ok().out(), expected);
     }
     let env = BTreeMap::from([("A".to_owned(), "1 2".to_owned()), ("HOME".to_owned(), "/tmp".to_owned())]);
-    let ran = sandbox.launch(Exec { env, ..an_exec(&["sh", "-c", "echo $A $HOME; echo err >&2; exit 3"]) }).await;
+    let ran =
+        sandbox.launch(Exec { env, ..an_exec(&["sh", "-c", "echo $A $HOME; echo err >&2; exit 3"]) }).await;
     let ran = ran.end().await.kept(3);
     assert_eq!((ran.out().as_str(), ran.err().as_str()), ("1 2 /tmp\n", "err\n"));
     assert_eq!(sandbox.script("echo ${A-unset} $HOME; cat").await.ok().out(), "unset /home/user\n");
     let host = std::env::vars().map(|(name, _)| name).find(|name| name.starts_with("CARGO")).unwrap();
-    assert!(!sandbox.exec(&["env"]).await.ok().out().contains(&host), "the caller's own environment is in the box");
+    assert!(
+        !sandbox.exec(&["env"]).await.ok().out().contains(&host),
+        "the caller's own environment is in the box"
+    );
     // Only 0, 1 and 2 are open.
-    assert_eq!(sandbox.script("echo /proc/$$/fd/*").await.ok().out().split_whitespace().count(), 4, "and bash's own 255");
+    assert_eq!(
+        sandbox.script("echo /proc/$$/fd/*").await.ok().out().split_whitespace().count(),
+        4,
+        "and bash's own 255"
+    );
 }
 
 #[tokio::test]
 async fn a_command_that_cannot_start_says_why() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    sandbox.script("echo text > /workspace/plain; echo text > /workspace/bad; chmod +x /workspace/bad").await.ok();
+    sandbox
+        .script("echo text > /workspace/plain; echo text > /workspace/bad; chmod +x /workspace/bad")
+        .await
+        .ok();
     for (exec, code) in [
         (an_exec(&["no-such-command"]), Code::CommandNotFound),
         (an_exec(&["/no/such/file"]), Code::CommandNotFound),
@@ -147,7 +158,10 @@ async fn output_can_be_read_from_any_chunk_on_by_anybody() {
     let sandbox = world.sandbox().await;
     let mut live = sandbox.launch(Exec { stdin: true, ..an_exec(&["cat"]) }).await;
     say(&mut live, &["zero", "one", "two"]).await;
-    assert_eq!(live.chunks.iter().map(|chunk| (chunk.number, chunk.offset)).collect::<Vec<_>>(), [(0, 0), (1, 5), (2, 9)]);
+    assert_eq!(
+        live.chunks.iter().map(|chunk| (chunk.number, chunk.offset)).collect::<Vec<_>>(),
+        [(0, 0), (1, 5), (2, 9)]
+    );
     // What there is now, and where to go on.
     let mut view = sandbox.attach(&live.id, 1, false).await;
     let next = loop {

@@ -19,12 +19,14 @@ async fn memory_beyond_the_limit_is_an_oom_and_says_what_is_lost() {
     sandbox.bash("kept=1").await.ok();
     sandbox.python("x = 1").await.ok();
     // A child that is too big dies, and only it: the interpreter is still there.
-    let ran = sandbox.bash("python3 -c \"x = b'x' * (400 << 20)\"").await.died(Cause::Oom, Code::Oom, Preserved);
+    let ran =
+        sandbox.bash("python3 -c \"x = b'x' * (400 << 20)\"").await.died(Cause::Oom, Code::Oom, Preserved);
     assert_eq!(ran.outcome.exit_code, 137);
     assert_eq!(sandbox.bash("echo $kept").await.ok().out(), "1\n");
     assert_eq!(sandbox.python("x").await.ok().value(), Some("1"));
     // An interpreter that is too big dies itself.
-    let ran = sandbox.python("print('begun')\ny = b'x' * (400 << 20)").await.died(Cause::Oom, Code::Oom, Lost);
+    let ran =
+        sandbox.python("print('begun')\ny = b'x' * (400 << 20)").await.died(Cause::Oom, Code::Oom, Lost);
     assert_eq!((ran.out().as_str(), ran.outcome.signal), ("begun\n", Some(9)));
     let peak = ran.outcome.receipt.peak_memory;
     assert!(peak > 64 << 20 && peak <= 129 << 20, "{peak}");
@@ -40,20 +42,23 @@ async fn memory_beyond_the_limit_is_an_oom_and_says_what_is_lost() {
 async fn a_fork_bomb_stays_in_its_box_and_can_be_ended() {
     let world = World::new();
     let sandbox = world.limited(Limits { pids: 64, ..Limits::default() }).await;
-    // One that waits for its children, in each language that forks.
-    let ran = sandbox.hurried(Bash, "bomb() { bomb | bomb; }; bomb 2>/dev/null").await;
-    assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
-    assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
-    let ran = sandbox.python("import os\nwhile True: os.fork()").await;
-    assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
+    sandbox.bash("kept=1").await.ok();
     let many = "import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(100)]";
     let ran = sandbox.python(many).await.died(Cause::Pids, Code::Pids, Preserved);
     assert_eq!(ran.exception().unwrap().0, "BlockingIOError");
     // There is no room for one more, which is said by name; what runs already needs none and can clean up.
     sandbox.exec(&["true"]).await.died(Cause::Pids, Code::Pids, Preserved);
     sandbox.node("1").await.died(Cause::Pids, Code::Pids, Preserved);
-    sandbox.bash("kill -9 -1; echo clean").await.ok();
+    assert_eq!(sandbox.bash("kill -9 -1; echo $kept").await.ok().out(), "1\n");
     assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
+    sandbox.python("1").await.died(Cause::Exit, Code::StateLost, Lost);
+    // Bombs that wait for their children, in each language that forks.
+    let ran = sandbox.hurried(Bash, "bomb() { bomb | bomb; }; bomb 2>/dev/null").await;
+    assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
+    assert_eq!(sandbox.bash("/bin/echo usable").await.ok().out(), "usable\n");
+    let ran = sandbox.python("import os\nwhile True: os.fork()").await;
+    assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
+    assert_eq!(sandbox.python("1").await.ok().value(), Some("1"));
     // The classic one goes into the background and does not end; the session's own shell can still end it.
     sandbox.bash("b() { b | b & }; b 2>/dev/null").await;
     sandbox.bash("kill -9 -1").await.ok();
@@ -71,7 +76,11 @@ async fn a_full_workspace_is_named_and_can_be_emptied() {
     assert_eq!(ran.exception().unwrap().0, "OSError");
     let ran = sandbox.bash("head -c 200000000 /dev/zero > /workspace/big").await;
     ran.died(Cause::Disk, Code::Disk, Preserved);
-    sandbox.exec(&["dd", "if=/dev/zero", "of=/workspace/more", "bs=1M", "count=200"]).await.died(Cause::Disk, Code::Disk, Preserved);
+    sandbox.exec(&["dd", "if=/dev/zero", "of=/workspace/more", "bs=1M", "count=200"]).await.died(
+        Cause::Disk,
+        Code::Disk,
+        Preserved,
+    );
     sandbox.bash("rm /workspace/*; echo room > /workspace/f && cat /workspace/f").await.ok();
     assert_eq!(sandbox.python("x").await.ok().value(), Some("1"));
     sandbox.python("1 / 0").await.kept(1);

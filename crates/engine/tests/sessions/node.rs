@@ -11,7 +11,10 @@ use crate::world::World;
 async fn declarations_persist_and_may_be_made_again() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    sandbox.node("let a = 1; const b = 2; var c = 3; class D { size = 4 } function f() { return later }").await.ok();
+    sandbox
+        .node("let a = 1; const b = 2; var c = 3; class D { size = 4 } function f() { return later }")
+        .await
+        .ok();
     sandbox.node("let later = 5").await.ok();
     assert_eq!(sandbox.node("[a, b, c, new D().size, f()]").await.ok().value(), Some("[ 1, 2, 3, 4, 5 ]"));
     sandbox.node("let a = 10; const b = 20; class D { size = 40 } function f() { return 'new' }").await.ok();
@@ -30,11 +33,23 @@ async fn await_require_and_import_work_at_the_top_level() {
     let sandbox = world.sandbox().await;
     assert_eq!(sandbox.node("const v = await Promise.resolve(5); v").await.ok().value(), Some("5"));
     assert_eq!(sandbox.node("await new Promise(r => setTimeout(r, 1, v + 1))").await.ok().value(), Some("6"));
-    assert_eq!(sandbox.node("for await (const x of [Promise.resolve(1)]) console.log(x)").await.ok().out(), "1\n");
-    assert_eq!(sandbox.node("const fs = require('fs'); typeof fs.readFileSync").await.ok().value(), Some("'function'"));
-    assert_eq!(sandbox.node("const { join } = await import('path'); join('a', 'b')").await.ok().value(), Some("'a/b'"));
+    assert_eq!(
+        sandbox.node("for await (const x of [Promise.resolve(1)]) console.log(x)").await.ok().out(),
+        "1\n"
+    );
+    assert_eq!(
+        sandbox.node("const fs = require('fs'); typeof fs.readFileSync").await.ok().value(),
+        Some("'function'")
+    );
+    assert_eq!(
+        sandbox.node("const { join } = await import('path'); join('a', 'b')").await.ok().value(),
+        Some("'a/b'")
+    );
     assert_eq!(sandbox.node("import os, { EOL } from 'os'; EOL === os.EOL").await.ok().value(), Some("true"));
-    sandbox.node("fs.writeFileSync('m.js', 'exports.word = 7'); fs.writeFileSync('n.mjs', 'export default 8')").await.ok();
+    sandbox
+        .node("fs.writeFileSync('m.js', 'exports.word = 7'); fs.writeFileSync('n.mjs', 'export default 8')")
+        .await
+        .ok();
     assert_eq!(sandbox.node("require('./m.js').word").await.ok().value(), Some("7"));
     assert_eq!(sandbox.node("(await import('./n.mjs')).default").await.ok().value(), Some("8"));
     assert_eq!(sandbox.node("process.chdir('/tmp'); process.cwd()").await.ok().value(), Some("'/tmp'"));
@@ -67,7 +82,8 @@ async fn the_last_value_is_shown_as_the_repl_would() {
     ] {
         assert_eq!(sandbox.node(code).await.ok().value(), shown, "{code}");
     }
-    let bundle = "({ [Symbol.for('Jupyter.display')]() { return { 'text/plain': 'p', 'text/html': '<p>' } } })";
+    let bundle =
+        "({ [Symbol.for('Jupyter.display')]() { return { 'text/plain': 'p', 'text/html': '<p>' } } })";
     let ran = sandbox.node(bundle).await.ok();
     assert_eq!(ran.displays[0].mime["text/html"], "<p>");
 }
@@ -84,7 +100,11 @@ async fn an_error_is_the_calls_failure_and_not_the_sessions_end() {
         ("Promise.reject(new Error('unhandled'))\n0".to_owned(), "Error", "unhandled"),
         (format!("setTimeout(() => {{ throw new Error('timer') }}, 1); {forever}"), "Error", "timer"),
         (format!("(async () => {{ throw new Error('async') }})(); {forever}"), "Error", "async"),
-        (format!("new (require('events'))().emit('error', new Error('emitted')); {forever}"), "Error", "emitted"),
+        (
+            format!("new (require('events'))().emit('error', new Error('emitted')); {forever}"),
+            "Error",
+            "emitted",
+        ),
         ("throw 'a string'".to_owned(), "Uncaught", "'a string'"),
         ("no_such_name".to_owned(), "ReferenceError", "no_such_name is not defined"),
     ] {
@@ -102,7 +122,10 @@ async fn an_error_is_the_calls_failure_and_not_the_sessions_end() {
     // What fails between two calls is told by the next one and ends nothing.
     sandbox.node("globalThis.fire = null; new Promise((_, no) => { fire = no }); 0").await.ok();
     sandbox.node("setImmediate(() => fire(new Error('between')))").await;
-    assert_eq!(sandbox.node("await new Promise(r => setTimeout(r, 5)); kept").await.outcome.session_state, carrel_proto::outcome::SessionState::Preserved);
+    assert_eq!(
+        sandbox.node("await new Promise(r => setTimeout(r, 5)); kept").await.outcome.session_state,
+        carrel_proto::outcome::SessionState::Preserved
+    );
     assert_eq!(sandbox.node("kept").await.ok().value(), Some("1"));
 }
 
@@ -140,11 +163,19 @@ async fn output_is_taken_at_the_descriptors() {
     let sandbox = world.sandbox().await;
     let ran = sandbox.node("console.log('one'); require('child_process').spawnSync('echo', ['two'], { stdio: 'inherit' }); require('fs').writeSync(1, 'three\\n'); process.stdout.write('four\\n'); console.error('oops')").await.ok();
     assert_eq!((ran.out().as_str(), ran.err().as_str()), ("one\ntwo\nthree\nfour\n", "oops\n"));
-    let ran = sandbox.node("process.stdout.write(Buffer.from([0xff, 0, 0xfe])); process.stderr.write(Buffer.from([0x80]))").await.ok();
+    let ran = sandbox
+        .node("process.stdout.write(Buffer.from([0xff, 0, 0xfe])); process.stderr.write(Buffer.from([0x80]))")
+        .await
+        .ok();
     assert_eq!((ran.stdout.as_slice(), ran.stderr.as_slice()), (&b"\xff\x00\xfe"[..], &b"\x80"[..]));
     let ran = sandbox.node("process.stdout.write('x'.repeat(5 << 20)); 'y'").await.ok();
     assert_eq!((ran.stdout.len(), ran.value()), (5 << 20, Some("'y'")));
-    for code in ["fs.closeSync(1)", "fs.closeSync(1); fs.openSync('/dev/null', 'w')", "process.stdout.end(); process.stderr.destroy()", "fs.closeSync(0)"] {
+    for code in [
+        "fs.closeSync(1)",
+        "fs.closeSync(1); fs.openSync('/dev/null', 'w')",
+        "process.stdout.end(); process.stderr.destroy()",
+        "fs.closeSync(0)",
+    ] {
         sandbox.node(code).await;
         let ran = sandbox.node("console.log('out'); console.error('err')").await.ok();
         assert_eq!((ran.out().as_str(), ran.err().as_str()), ("out\n", "err\n"), "after {code}");

@@ -18,7 +18,10 @@ fn is_whole(ran: &Ran) {
     assert!(ran.chunks.is_sorted_by(|one, next| one.number < next.number));
     assert_eq!((ran.omitted(Stdout), ran.omitted(Stderr)), (0, 0));
     let receipt = &ran.outcome.receipt;
-    assert_eq!((receipt.stdout_bytes, receipt.stderr_bytes), (ran.stdout.len() as u64, ran.stderr.len() as u64));
+    assert_eq!(
+        (receipt.stdout_bytes, receipt.stderr_bytes),
+        (ran.stdout.len() as u64, ran.stderr.len() as u64)
+    );
 }
 
 #[tokio::test]
@@ -28,11 +31,16 @@ async fn streams_are_in_order_and_counted_and_can_be_read_again() {
     let code = "import sys\nfor i in range(5000):\n    print(i)\n    if i % 100 == 0: print(i, file=sys.stderr)\n'v'";
     let ran = sandbox.python(code).await.ok();
     is_whole(&ran);
-    assert!(ran.out().lines().eq((0..5000).map(|i| i.to_string()).collect::<Vec<_>>().iter().map(String::as_str)));
+    assert!(
+        ran.out().lines().eq((0..5000).map(|i| i.to_string()).collect::<Vec<_>>().iter().map(String::as_str))
+    );
     assert_eq!(ran.err().lines().count(), 50);
     assert_eq!(ran.outcome.receipt.output_dropped, 0);
     let again = sandbox.follow(&ran.id).await;
-    assert_eq!((again.stdout, again.stderr, again.displays, again.chunks, again.outcome), (ran.stdout, ran.stderr, ran.displays, ran.chunks, ran.outcome));
+    assert_eq!(
+        (again.stdout, again.stderr, again.displays, again.chunks, again.outcome),
+        (ran.stdout, ran.stderr, ran.displays, ran.chunks, ran.outcome)
+    );
 }
 
 #[tokio::test]
@@ -80,7 +88,11 @@ async fn printing_for_ever_ends_with_the_time_and_keeps_the_state() {
         assert!(!ran.stdout.is_empty());
         assert_eq!(sandbox.run(language, check).await.ok().out(), "1\n", "after {flood}");
         let kept = sandbox.follow(&ran.id).await;
-        assert_eq!(kept.stdout.len() as u64 + kept.omitted(Stdout), ran.outcome.receipt.stdout_bytes, "{flood}");
+        assert_eq!(
+            kept.stdout.len() as u64 + kept.omitted(Stdout),
+            ran.outcome.receipt.stdout_bytes,
+            "{flood}"
+        );
     }
 }
 
@@ -112,7 +124,10 @@ async fn nobody_has_to_listen() {
 async fn what_is_printed_between_calls_comes_with_the_next_one() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    sandbox.bash("mkfifo /tmp/gate /tmp/said; (read < /tmp/gate; echo between; echo > /tmp/said) &").await.ok();
+    sandbox
+        .bash("mkfifo /tmp/gate /tmp/said; (read < /tmp/gate; echo between; echo > /tmp/said) &")
+        .await
+        .ok();
     sandbox.exec(&["sh", "-c", "echo > /tmp/gate; read line < /tmp/said"]).await.ok();
     assert_eq!(sandbox.bash("echo now").await.ok().out(), "between\nnow\n");
 }

@@ -14,7 +14,11 @@ async fn one_namespace_lives_from_call_to_call() {
     let sandbox = world.sandbox().await;
     sandbox.python("import os\nx = [1, 2]\ndef f(): return later, x\nclass C: size = 3").await.ok();
     sandbox.python("later = 42; x.append(3)").await.ok();
-    assert_eq!(sandbox.python("f()").await.ok().value(), Some("(42, [1, 2, 3])"), "functions see later globals");
+    assert_eq!(
+        sandbox.python("f()").await.ok().value(),
+        Some("(42, [1, 2, 3])"),
+        "functions see later globals"
+    );
     assert_eq!(sandbox.python("os.chdir('/tmp'); C.size").await.ok().value(), Some("3"));
     assert_eq!(sandbox.python("os.getcwd()").await.ok().value(), Some("'/tmp'"));
 
@@ -129,7 +133,10 @@ async fn values_come_in_every_form_they_offer() {
     let sandbox = world.sandbox().await;
     sandbox.python("class R:\n    def _repr_html_(self): return '<b>r</b>'\n    def _repr_png_(self): return b'\\x89PNG'\n    def __repr__(self): return 'R!'").await.ok();
     let ran = sandbox.python("display(R())\nprint('between')\nR()").await.ok();
-    assert_eq!(ran.displays.iter().map(|it| it.kind).collect::<Vec<_>>(), [DisplayKind::Display, DisplayKind::Result]);
+    assert_eq!(
+        ran.displays.iter().map(|it| it.kind).collect::<Vec<_>>(),
+        [DisplayKind::Display, DisplayKind::Result]
+    );
     for display in &ran.displays {
         assert_eq!(display.mime["text/html"], "<b>r</b>");
         assert_eq!(display.mime["image/png"], "iVBORw==");
@@ -175,7 +182,9 @@ async fn figures_images_and_tables_come_back_as_such() {
 }
 
 async fn has(sandbox: &crate::world::Sandbox, module: &str) -> bool {
-    let found = sandbox.python(&format!("import importlib.util; importlib.util.find_spec('{module}') is not None")).await;
+    let found = sandbox
+        .python(&format!("import importlib.util; importlib.util.find_spec('{module}') is not None"))
+        .await;
     let found = found.ok().value() == Some("True");
     if !found {
         println!("skipped: the host's python has no {module}");
@@ -200,9 +209,20 @@ async fn breaking_the_descriptors_breaks_only_its_own_call() {
         "sys.stdin.close(); os.close(0)",
     ] {
         let ran = sandbox.python(code).await;
-        assert_eq!(ran.outcome.session_state, carrel_proto::outcome::SessionState::Preserved, "{code}: {ran:?}");
-        let ran = sandbox.python("print('out'); print('err', file=sys.stderr); os.system('echo child'); x").await.ok();
-        assert_eq!((ran.out().as_str(), ran.err().as_str(), ran.value()), ("out\nchild\n", "err\n", Some("1")), "after {code}");
+        assert_eq!(
+            ran.outcome.session_state,
+            carrel_proto::outcome::SessionState::Preserved,
+            "{code}: {ran:?}"
+        );
+        let ran = sandbox
+            .python("print('out'); print('err', file=sys.stderr); os.system('echo child'); x")
+            .await
+            .ok();
+        assert_eq!(
+            (ran.out().as_str(), ran.err().as_str(), ran.value()),
+            ("out\nchild\n", "err\n", Some("1")),
+            "after {code}"
+        );
     }
     assert_eq!(sandbox.python("open('/workspace/log').read()").await.ok().value(), Some("'to the file\\n'"));
 }
@@ -212,14 +232,18 @@ async fn a_forked_child_that_falls_out_of_the_code_ends_there() {
     let world = World::new();
     let sandbox = world.sandbox().await;
     let before = sandbox.python("import os; os.getpid()").await.ok();
-    let ran = sandbox.python("pid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint(pid > 0)\npid > 0").await.ok();
+    let ran =
+        sandbox.python("pid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint(pid > 0)\npid > 0").await.ok();
     assert_eq!(ran.value(), Some("True"), "the child has no voice");
     assert_eq!(ran.out(), "False\nFalse\nTrue\n", "the child prints its value instead");
     // One that raises, one that exits, one that outlives its call.
     let ran = sandbox.python("pid = os.fork()\nif not pid: 1 / 0\nos.waitpid(pid, 0)[1]").await.ok();
     assert_eq!(ran.value(), Some("256"));
     assert!(ran.err().contains("ZeroDivisionError"));
-    sandbox.python("r, w = os.pipe()\npid = os.fork()\nif not pid: os.close(w); os.read(r, 1); print('late')").await.ok();
+    sandbox
+        .python("r, w = os.pipe()\npid = os.fork()\nif not pid: os.close(w); os.read(r, 1); print('late')")
+        .await
+        .ok();
     let ran = sandbox.python("os.close(w); os.waitpid(pid, 0)[1]").await.ok();
     assert_eq!((ran.value(), ran.out().as_str()), (Some("0"), "late\n"));
     assert_eq!(sandbox.python("os.getpid()").await.ok().value(), before.value());
@@ -235,7 +259,10 @@ async fn threads_children_and_c_code_are_heard() {
     let text = ran.out();
     for n in 0..4 {
         let own = text.lines().filter_map(|line| line.strip_prefix(&format!("{n} ")));
-        assert!(own.eq((0..200).map(|i| i.to_string()).collect::<Vec<_>>().iter().map(String::as_str)), "thread {n}");
+        assert!(
+            own.eq((0..200).map(|i| i.to_string()).collect::<Vec<_>>().iter().map(String::as_str)),
+            "thread {n}"
+        );
     }
     // A thread that outlives its call is heard in the call that waits for it.
     sandbox.python("go = threading.Event()\nt = threading.Thread(target=lambda: (go.wait(), print('late')))\nt.start()").await.ok();

@@ -23,7 +23,14 @@ async fn sessions_share_files_and_ports_and_nothing_else() {
     assert_eq!(sandbox.run_in("b", Python, who).await.ok().value(), Some("('b', '/tmp')"));
     // Interpreters of their own.
     sandbox.run_in("a", Python, "x = 'of a'; os.chdir('/'); os.environ['WHO'] = 'changed'").await.ok();
-    assert_eq!(sandbox.run_in("b", Python, "'x' in globals(), *eval(repr((os.environ['WHO'], os.getcwd())))").await.ok().value(), Some("(False, 'b', '/tmp')"));
+    assert_eq!(
+        sandbox
+            .run_in("b", Python, "'x' in globals(), *eval(repr((os.environ['WHO'], os.getcwd())))")
+            .await
+            .ok()
+            .value(),
+        Some("(False, 'b', '/tmp')")
+    );
     assert_eq!(sandbox.run_in("b", Bash, "echo $WHO $PWD").await.ok().out(), "b /tmp\n");
     let exec = Exec { session: named("b"), ..an_exec(&["sh", "-c", "echo $WHO; pwd"]) };
     assert_eq!(sandbox.launch(exec).await.end().await.ok().out(), "b\n/tmp\n");
@@ -40,7 +47,9 @@ threading.Thread(target=answer).start()
 server.getsockname()[1]";
     let ran = sandbox.run_in("a", Python, serve).await.ok();
     let port = ran.value().unwrap();
-    let ask = format!("import socket; s = socket.create_connection(('localhost', {port})); s.sendall(b'b'); s.recv(100)");
+    let ask = format!(
+        "import socket; s = socket.create_connection(('localhost', {port})); s.sendall(b'b'); s.recv(100)"
+    );
     assert_eq!(sandbox.run_in("b", Python, &ask).await.ok().value(), Some("b'hello b'"));
 }
 
@@ -53,7 +62,8 @@ async fn sessions_neither_see_nor_touch_each_others_processes() {
     }
     sandbox.run_in("a", Bash, "exec -a secret-of-a sleep 1000 & disown; kept=1; echo $! $$").await.ok();
     sandbox.run_in("b", Bash, "kept=2; sleep 2000 &").await.ok();
-    let seen = sandbox.run_in("b", Bash, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; ps -e -o args=").await.ok().out();
+    let seen =
+        sandbox.run_in("b", Bash, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; ps -e -o args=").await.ok().out();
     assert!(seen.contains("sleep 2000") && !seen.contains("secret"), "{seen}");
     // Whatever numbers it tries, and all at once.
     let strike = "
@@ -74,7 +84,9 @@ os.kill(-1, 9)";
     assert_eq!((ran.outcome.problem.unwrap().code, ran.outcome.session_state), (Code::StateLost, Lost));
     assert_eq!(sandbox.run_in("b", Bash, "echo ${kept-fresh}").await.ok().out(), "fresh\n");
     // Pid 1 of a session is not to be ended from inside, the agent not even to be seen.
-    let ran = sandbox.run_in("b", Bash, "kill -9 1; ls /run/carrel-spool; cat /proc/1/environ; ls /proc/1/fd").await;
+    let ran = sandbox
+        .run_in("b", Bash, "kill -9 1; ls /run/carrel-spool; cat /proc/1/environ; ls /proc/1/fd")
+        .await;
     assert_eq!((ran.out().as_str(), ran.outcome.session_state), ("", Preserved));
     sandbox.run_in("b", Bash, "/bin/true").await.ok();
 }
@@ -89,10 +101,13 @@ async fn closing_one_session_leaves_the_other() {
     }
     let hold = "exec 9> /workspace/lock; flock -s 9; setsid sleep 1000 & echo holding";
     sandbox.run_in("a", Bash, hold).await.ok();
-    let mut running = sandbox.begin(Run { session: named("a"), ..a_run(Python, "print('in', flush=True)\nwhile True: pass") }).await;
+    let mut running = sandbox
+        .begin(Run { session: named("a"), ..a_run(Python, "print('in', flush=True)\nwhile True: pass") })
+        .await;
     running.until("in").await;
     let waiting = sandbox.begin(Run { session: named("a"), ..a_run(Python, "1") }).await;
-    let mut command = sandbox.launch(Exec { session: named("a"), ..an_exec(&["sh", "-c", "echo in; sleep 1000"]) }).await;
+    let mut command =
+        sandbox.launch(Exec { session: named("a"), ..an_exec(&["sh", "-c", "echo in; sleep 1000"]) }).await;
     command.until("in").await;
     let command_id = command.id.clone();
     sandbox.engine.close_session(&sandbox.record, &named("a")).await.unwrap();
@@ -101,7 +116,11 @@ async fn closing_one_session_leaves_the_other() {
         let state = if ran.id == command_id { Preserved } else { Lost };
         ran.died(Cause::Cancelled, Code::Cancelled, state);
     }
-    let exec = Exec { session: named("b"), timeout_ms: Some(30_000), ..an_exec(&["flock", "/workspace/lock", "true"]) };
+    let exec = Exec {
+        session: named("b"),
+        timeout_ms: Some(30_000),
+        ..an_exec(&["flock", "/workspace/lock", "true"])
+    };
     sandbox.launch(exec).await.end().await.ok();
     assert_eq!(sandbox.run_in("b", Python, "x").await.ok().value(), Some("'of b'"));
     let problem = sandbox.refused(Run { session: named("a"), ..a_run(Python, "x") }).await;

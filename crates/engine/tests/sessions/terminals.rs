@@ -16,7 +16,8 @@ fn on_a_terminal(argv: &[&str]) -> Exec {
 async fn a_terminal_is_one_and_has_a_size() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let script = "tty && test -t 0 -a -t 1 -a -t 2 && stty size && echo err >&2 && : > /dev/tty && echo $TERM";
+    let script =
+        "tty && test -t 0 -a -t 1 -a -t 2 && stty size && echo err >&2 && : > /dev/tty && echo $TERM";
     let ran = sandbox.launch(on_a_terminal(&["bash", "-c", script])).await.end().await.ok();
     let screen = ran.screen();
     assert!(screen.starts_with("/dev/pts/") && screen.contains("24 80\r\nerr\r\n"), "{screen:?}");
@@ -46,9 +47,9 @@ async fn keys_mean_what_they_mean_on_a_terminal() {
     let ran = live.end().await.died(Cause::Signal, Code::Crashed, Preserved);
     assert_eq!((ran.outcome.signal, ran.outcome.exit_code), (Some(2), 130));
 
-    // An interactive shell: control-C ends the command in it, control-D the shell.
+    // An interactive shell (the command says itself that it is there): control-C ends the command in it, control-D the shell.
     let mut live = sandbox.launch(on_a_terminal(&["bash", "--norc", "-i"])).await;
-    live.control().input(b"PS1='$ '; echo in$((1+1)); sleep 1000\r").await.unwrap();
+    live.control().input(b"PS1='$ '; sh -c 'echo in$((1+1)); exec sleep 1000'\r").await.unwrap();
     live.until("in2").await;
     live.control().input(b"\x03").await.unwrap();
     live.control().input(b"echo out$((1+2))\r").await.unwrap();

@@ -6,14 +6,15 @@
 
 use std::{collections::BTreeMap, fs};
 
-use carrel_jail::userns;
 use rustix::process::{Signal, kill_process};
+
+use crate::userns;
 
 /// Passes of SIGSTOP that find nothing new are enough; a bound all the same.
 const PASSES: usize = 64;
 
 /// Ends everything below `root`, but not `root` itself.
-pub(crate) fn kill_below(root: i32) {
+pub fn kill_below(root: i32) {
     let mut seen = 0;
     for _ in 0..PASSES {
         let now = below(root);
@@ -31,7 +32,7 @@ pub(crate) fn kill_below(root: i32) {
 }
 
 /// Every living process below `root`, as this process's `/proc` shows them.
-pub(crate) fn below(root: i32) -> Vec<i32> {
+pub fn below(root: i32) -> Vec<i32> {
     let mut parents: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
