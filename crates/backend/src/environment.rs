@@ -156,14 +156,13 @@ impl Environment {
 }
 
 impl Environment {
-    /// What goes beside the agent's own files, once their place is there.
+    /// What goes into places that a box makes itself, once they are there: a virtualenv may lie in /tmp or in a home
+    /// directory of the same name, and the compiled driver beside the agent's own files.
     pub(crate) fn late_plan(&self) -> Vec<Step> {
-        match &self.software {
-            Software::Host(HostSoftware { compiled_driver: Some(driver), .. }) => {
-                vec![bind(driver, &format!("{}/python.pyc", Places::RUN))]
-            }
-            _ => Vec::new(),
-        }
+        let Software::Host(host) = &self.software else { return Vec::new() };
+        let prefixes = host.prefixes.iter().map(|prefix| bind(prefix, &prefix.to_string_lossy()));
+        let driver = host.compiled_driver.iter().map(|driver| bind(driver, &format!("{}/python.pyc", Places::RUN)));
+        prefixes.chain(driver).collect()
     }
 }
 
@@ -190,7 +189,6 @@ fn host_plan(host: &HostSoftware) -> Vec<Step> {
         plan.extend(same(Path::new("/"), name));
     }
     plan.push(bind(&host.etc, "/etc"));
-    plan.extend(host.prefixes.iter().map(|prefix| bind(prefix, &prefix.to_string_lossy())));
     plan
 }
 

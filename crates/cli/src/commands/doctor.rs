@@ -1,6 +1,6 @@
 //! `carrel doctor`: what this host offers, found out by trying.
 
-use std::{fs, path::Path, process::ExitCode};
+use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use carrel_backend::host::HostInterpreters;
 use carrel_engine::call::Output as Piece;
@@ -27,7 +27,8 @@ struct Facts {
     /// The kernel's version of Landlock, 0 without it.
     landlock: u8,
     seccomp: bool,
-    user_namespaces: Vec<(&'static str, String)>,
+    /// The host's switches for them.
+    user_namespaces: BTreeMap<&'static str, String>,
     enforced: Enforced,
     interpreters: HostInterpreters,
     sandbox: Trial,
@@ -144,7 +145,7 @@ fn print(facts: &Facts, context: &Context<'_>) -> Result<(), Problem> {
             if facts.landlock > 0 { format!("yes, version {}", facts.landlock) } else { "no".to_owned() },
         ),
     ];
-    rows.extend(facts.user_namespaces.iter().cloned());
+    rows.extend(facts.user_namespaces.iter().map(|(name, value)| (*name, value.clone())));
     for (language, found) in &facts.interpreters.interpreters {
         let value = match found.program.is_empty() {
             true => format!("not found: {}", found.missing),
@@ -195,7 +196,7 @@ fn cgroup() -> &'static str {
 }
 
 /// The switches that hosts turn user namespaces off with, where they exist.
-fn user_namespaces() -> Vec<(&'static str, String)> {
+fn user_namespaces() -> BTreeMap<&'static str, String> {
     let switches = [
         ("user.max_user_namespaces", "/proc/sys/user/max_user_namespaces"),
         ("kernel.unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone"),
