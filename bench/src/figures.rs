@@ -14,7 +14,11 @@ impl Samples {
     fn at(&self, part: f64) -> Option<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index into a few hundred samples")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "an index into a few hundred samples"
+        )]
         let index = ((sorted.len() as f64 - 1.0) * part).round().max(0.0) as usize;
         sorted.get(index).map(|sample| sample.as_secs_f64() * 1e6)
     }
@@ -38,7 +42,13 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn floor(samples: &Samples) -> Self {
-        Self { name: "floor: fork+exec /bin/true".into(), measured: times(samples), value: Some(1.0), unit: "x", target: Target::None }
+        Self {
+            name: "floor: fork+exec /bin/true".into(),
+            measured: times(samples),
+            value: Some(1.0),
+            unit: "x",
+            target: Target::None,
+        }
     }
 
     pub(crate) fn ratio(name: &str, samples: &Samples, floor: &Samples, target: Target) -> Self {
@@ -48,7 +58,13 @@ impl Row {
 
     pub(crate) fn rate(name: &str, bytes: u64, time: Duration, target: Target) -> Self {
         let rate = bytes as f64 / 1e6 / time.as_secs_f64();
-        Self { name: name.into(), measured: format!("{:.0} MB", bytes as f64 / 1e6), value: Some(rate), unit: " MB/s", target }
+        Self {
+            name: name.into(),
+            measured: format!("{:.0} MB", bytes as f64 / 1e6),
+            value: Some(rate),
+            unit: " MB/s",
+            target,
+        }
     }
 
     pub(crate) fn size(name: &str, bytes: u64, target: Target) -> Self {

@@ -21,7 +21,13 @@ pub(crate) struct World {
 
 fn run(language: Language, code: &str) -> Run {
     let timeout_ms = 120_000;
-    Run { session: SessionName::main(), language, code: code.to_owned(), timeout_ms, cancel_on_disconnect: true }
+    Run {
+        session: SessionName::main(),
+        language,
+        code: code.to_owned(),
+        timeout_ms,
+        cancel_on_disconnect: true,
+    }
 }
 
 fn wish() -> Wish {
@@ -34,7 +40,9 @@ async fn finish(call: &mut Call) -> Result<u64, Problem> {
         match call.next().await? {
             Output::Bytes { bytes, .. } => bytes_seen += bytes.len() as u64,
             Output::Finished(outcome) if outcome.exit_code == 0 => return Ok(bytes_seen),
-            Output::Finished(outcome) => return Err(Problem::internal(format!("a measured call failed: {outcome:?}"))),
+            Output::Finished(outcome) => {
+                return Err(Problem::internal(format!("a measured call failed: {outcome:?}")));
+            }
             _ => {}
         }
     }
@@ -45,7 +53,13 @@ impl World {
         let state = tempfile::tempdir().map_err(Problem::internal)?;
         let settings = Settings { state: state.path().to_path_buf(), environments: Environments::default() };
         let engine = Engine::open(settings)?;
-        let empty = Status { sessions: Vec::new(), interpreters: Default::default(), running: 0, idle_ms: 0, age_ms: 0 };
+        let empty = Status {
+            sessions: Vec::new(),
+            interpreters: Default::default(),
+            running: 0,
+            idle_ms: 0,
+            age_ms: 0,
+        };
         let interpreters = engine.host_interpreters();
         Ok(Self { engine, status: Status { interpreters, ..empty }, _state: state })
     }
@@ -98,7 +112,8 @@ impl World {
 
     /// Output of python through to us.
     pub(crate) async fn flood(&self, record: &Record, bytes: u64) -> Result<(u64, Duration), Problem> {
-        let code = format!("import os\nb = b'x' * (1 << 20)\nfor _ in range({}):\n  os.write(1, b)", bytes >> 20);
+        let code =
+            format!("import os\nb = b'x' * (1 << 20)\nfor _ in range({}):\n  os.write(1, b)", bytes >> 20);
         let start = Instant::now();
         let mut call = self.engine.run(record, run(Language::Python, &code)).await?;
         let seen = finish(&mut call).await?;

@@ -6,10 +6,42 @@ use seccompiler::TargetArch;
 
 /// System calls of the policy that only x86-64 has; other machines never had them.
 const X86_ONLY: &[&str] = &[
-    "access", "alarm", "arch_prctl", "chmod", "chown", "creat", "dup2", "epoll_create", "epoll_wait", "eventfd",
-    "fork", "futimesat", "getdents", "getpgrp", "inotify_init", "lchown", "link", "lstat", "mkdir", "mknod", "open",
-    "pause", "pipe", "poll", "readlink", "rename", "rmdir", "select", "signalfd", "stat", "symlink", "time", "unlink",
-    "utime", "utimes", "vfork",
+    "access",
+    "alarm",
+    "arch_prctl",
+    "chmod",
+    "chown",
+    "creat",
+    "dup2",
+    "epoll_create",
+    "epoll_wait",
+    "eventfd",
+    "fork",
+    "futimesat",
+    "getdents",
+    "getpgrp",
+    "inotify_init",
+    "lchown",
+    "link",
+    "lstat",
+    "mkdir",
+    "mknod",
+    "open",
+    "pause",
+    "pipe",
+    "poll",
+    "readlink",
+    "rename",
+    "rmdir",
+    "select",
+    "signalfd",
+    "stat",
+    "symlink",
+    "time",
+    "unlink",
+    "utime",
+    "utimes",
+    "vfork",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -32,7 +64,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, program) in compiled {
         writeln!(code, "pub(super) const {}: &[Instruction] = &[", name.to_uppercase())?;
         for i in program {
-            writeln!(code, "    Instruction {{ code: {}, jt: {}, jf: {}, k: {} }},", i.code, i.jt, i.jf, i.k)?;
+            writeln!(
+                code,
+                "    Instruction {{ code: {}, jt: {}, jf: {}, k: {} }},",
+                i.code, i.jt, i.jf, i.k
+            )?;
         }
         writeln!(code, "];")?;
     }

@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
             decoder.filled(count);
             left = &left[count..];
         }
-        let frame = decoder.next().unwrap().unwrap();
+        let frame = decoder.take().unwrap().unwrap();
         assert!(matches!(frame.body, Body::Message(_)));
         assert_eq!(frame.body.parse::<Request>().unwrap(), request);
     }

@@ -14,7 +14,7 @@ fuzz_target!(|input: (u8, &[u8])| {
         decoder.filled(count);
         bytes = &bytes[count..];
         loop {
-            match decoder.next() {
+            match decoder.take() {
                 Ok(Some(frame)) => match frame.body {
                     Body::Data { stream: Stream::Display, bytes, .. } => {
                         let _ = serde_json::from_slice::<Display>(bytes);

@@ -106,6 +106,7 @@ def send(line):
 
 def emit(kind, entries, text):
     """Sends a display. Outside a call (a forked child, a thread that outlived its call) its text is printed instead."""
+    flush()  # what was printed before comes before
     with LOCK:
         if call.id is not None:
             return send(b'{"id":%d,"display":{"kind":"%s","mime":{%s}}}\n' % (call.id, kind, entries))

@@ -82,9 +82,17 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) enum Ending {
     /// The driver said so.
-    Done { exit: i32, exception: Option<Exception> },
+    Done {
+        exit: i32,
+        exception: Option<Exception>,
+    },
     /// The process ended.
-    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
+    Ended {
+        status: i32,
+        cpu_us: u64,
+        peak_memory: u64,
+        left: u32,
+    },
     /// The runner was killed.
     RunnerGone,
     Refused(Problem),
@@ -128,7 +136,8 @@ impl Agent {
             _ => Usage::default(),
         };
         let deadline = exec.timeout.map(|timeout| now + timeout);
-        exec.state = State::Running(Running { started: now, deadline, phase: Phase::Running, before, usage_before });
+        exec.state =
+            State::Running(Running { started: now, deadline, phase: Phase::Running, before, usage_before });
     }
 
     /// Calls whose code runs now.
@@ -144,8 +153,8 @@ impl Agent {
                 for interpreter in self.interpreters.values_mut() {
                     interpreter.queue.retain(|queued| *queued != number);
                 }
-                let problem = Problem::new(Code::Cancelled, "cancelled before it began")
-                    .state(SessionState::Preserved);
+                let problem =
+                    Problem::new(Code::Cancelled, "cancelled before it began").state(SessionState::Preserved);
                 self.finish(number, Ending::Refused(problem));
             }
             State::Running(running) => {
@@ -286,7 +295,8 @@ impl Agent {
 
     /// Whether processes that a finished command left behind may hold its streams.
     fn may_still_print(&self, exec: &Exec) -> bool {
-        matches!(exec.what, What::Exec { .. }) && exec.process.is_some_and(|id| self.processes.contains_key(&id))
+        matches!(exec.what, What::Exec { .. })
+            && exec.process.is_some_and(|id| self.processes.contains_key(&id))
     }
 
     fn judge(&self, number: u64, ending: Ending) -> Outcome {
@@ -323,14 +333,26 @@ impl Agent {
                 outcome(cause, exit, problem.session_state, Some(problem))
             }
             Ending::RunnerGone => match stopped {
-                Some(cause) => outcome(cause, stop_code(cause), lost, Some(self.stopped_problem(number, cause, lost))),
-                None => outcome(Cause::Signal, 137, lost, Some(crashed("its processes were killed from inside", is_run))),
+                Some(cause) => {
+                    outcome(cause, stop_code(cause), lost, Some(self.stopped_problem(number, cause, lost)))
+                }
+                None => outcome(
+                    Cause::Signal,
+                    137,
+                    lost,
+                    Some(crashed("its processes were killed from inside", is_run)),
+                ),
             },
             Ending::Done { exit, exception } => {
                 let kept = SessionState::Preserved;
                 let hit = if exit == 0 { None } else { self.limit_hit(number) };
                 let mut result = match stopped {
-                    Some(cause) => outcome(cause, stop_code(cause), kept, Some(self.stopped_problem(number, cause, kept))),
+                    Some(cause) => outcome(
+                        cause,
+                        stop_code(cause),
+                        kept,
+                        Some(self.stopped_problem(number, cause, kept)),
+                    ),
                     None => match hit {
                         Some(cause) => outcome(cause, exit, kept, Some(limit_problem(cause))),
                         None => outcome(Cause::Exit, exit, kept, None),
@@ -345,12 +367,22 @@ impl Agent {
                 let exit = if signal == 0 { status >> 8 & 0xff } else { 128 + signal };
                 let hit = if exit == 0 { None } else { self.limit_hit(number) };
                 let mut result = match (stopped, hit) {
-                    (Some(cause), _) => outcome(cause, stop_code(cause), lost, Some(self.stopped_problem(number, cause, lost))),
+                    (Some(cause), _) => outcome(
+                        cause,
+                        stop_code(cause),
+                        lost,
+                        Some(self.stopped_problem(number, cause, lost)),
+                    ),
                     (None, Some(cause)) => outcome(cause, exit, lost, Some(limit_problem(cause))),
-                    (None, None) if signal == SIGXFSZ => outcome(Cause::Disk, exit, lost, Some(limit_problem(Cause::Disk))),
-                    (None, None) if signal != 0 => {
-                        outcome(Cause::Signal, exit, lost, Some(crashed(&format!("ended by signal {signal}"), is_run)))
+                    (None, None) if signal == SIGXFSZ => {
+                        outcome(Cause::Disk, exit, lost, Some(limit_problem(Cause::Disk)))
                     }
+                    (None, None) if signal != 0 => outcome(
+                        Cause::Signal,
+                        exit,
+                        lost,
+                        Some(crashed(&format!("ended by signal {signal}"), is_run)),
+                    ),
                     (None, None) if is_run => {
                         let word = format!("the interpreter ended itself with exit code {exit}");
                         outcome(Cause::Exit, exit, lost, Some(crashed(&word, true)))
@@ -419,7 +451,9 @@ impl Agent {
         let now = self.meters.read();
         let process = exec.process.and_then(|id| self.processes.get(&id));
         let (others, usage) = match (process, ending) {
-            (Some(process), Ending::Done { .. }) => process::below(process.runner.child.pid, now.cpu_us.is_none()),
+            (Some(process), Ending::Done { .. }) => {
+                process::below(process.runner.child.pid, now.cpu_us.is_none())
+            }
             _ => (0, Usage::default()),
         };
         receipt.processes = others;
@@ -504,13 +538,19 @@ fn stop_code(cause: Cause) -> i32 {
 
 fn crashed(what: &str, is_run: bool) -> Problem {
     let problem = Problem::new(Code::Crashed, what.to_owned());
-    if is_run { problem.hint("the next call starts a new interpreter; files in /workspace are kept") } else { problem }
+    if is_run {
+        problem.hint("the next call starts a new interpreter; files in /workspace are kept")
+    } else {
+        problem
+    }
 }
 
 pub(crate) fn limit_problem(cause: Cause) -> Problem {
     match cause {
-        Cause::Oom => Problem::new(Code::Oom, "the sandbox's memory limit was reached and the kernel ended a process")
-            .hint("use less memory at once, or open the sandbox with a larger --memory"),
+        Cause::Oom => {
+            Problem::new(Code::Oom, "the sandbox's memory limit was reached and the kernel ended a process")
+                .hint("use less memory at once, or open the sandbox with a larger --memory")
+        }
         Cause::Pids => Problem::new(Code::Pids, "the sandbox's process limit was reached")
             .hint("end processes that are no longer needed, or open the sandbox with a larger --pids"),
         _ => Problem::new(Code::Disk, "the workspace is full")

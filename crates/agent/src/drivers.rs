@@ -59,7 +59,13 @@ pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
 }
 
 /// One call. For bash the code goes to a file of this interpreter's own.
-pub(crate) fn request(language: Language, run: &str, interpreter: u32, id: u64, code: &str) -> io::Result<Vec<u8>> {
+pub(crate) fn request(
+    language: Language,
+    run: &str,
+    interpreter: u32,
+    id: u64,
+    code: &str,
+) -> io::Result<Vec<u8>> {
     if language != Language::Bash {
         let mut line = json!({ "id": id, "code": code }).to_string();
         line.push('\n');
@@ -68,5 +74,8 @@ pub(crate) fn request(language: Language, run: &str, interpreter: u32, id: u64, 
     let path = format!("{run}/code-{interpreter}");
     fs::write(&path, code)?;
     // The empty line wakes a shell that is about to be renewed.
-    Ok(format!("\n__carrel_begin {id} {path} \"$@\";\\. \"$__carrel\";{{ __carrel_done;}} 2>&-;__carrel_end\n").into_bytes())
+    Ok(format!(
+        "\n__carrel_begin {id} {path} \"$@\";\\. \"$__carrel\";{{ __carrel_done;}} 2>&-;__carrel_end\n"
+    )
+    .into_bytes())
 }

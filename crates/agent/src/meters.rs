@@ -37,7 +37,8 @@ impl Meters {
             cpu_us: self.cpu.as_ref().and_then(|file| {
                 let text = text(file)?;
                 // v2 has lines in microseconds, v1 one number in nanoseconds.
-                line(&text, "usage_usec").or_else(|| text.trim().parse::<u64>().ok().map(|nanos| nanos / 1000))
+                line(&text, "usage_usec")
+                    .or_else(|| text.trim().parse::<u64>().ok().map(|nanos| nanos / 1000))
             }),
             oom_kills: self.oom.as_ref().and_then(|file| line(&text(file)?, "oom_kill")),
             pids_refused: self.pids.as_ref().and_then(|file| line(&text(file)?, "max")),

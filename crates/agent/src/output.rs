@@ -97,7 +97,12 @@ impl Output {
 
     /// Bytes from chunk `number` on that are in memory: how far a follower is behind.
     pub(crate) fn behind(&self, number: u64) -> usize {
-        self.recent.iter().rev().take_while(|chunk| chunk.number >= number).map(|chunk| chunk.bytes.len()).sum()
+        self.recent
+            .iter()
+            .rev()
+            .take_while(|chunk| chunk.number >= number)
+            .map(|chunk| chunk.bytes.len())
+            .sum()
     }
 
     /// Moves chunks to the spool and lets memory go, but not what a caller at `wanted` has still to get and would

@@ -220,8 +220,14 @@ pub(crate) fn below(runner: i32, with_usage: bool) -> (u32, Usage) {
 fn usage(process: &Path) -> Option<Usage> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
     // Behind the name: utime, stime, cutime, cstime are fields 14 to 17 of the whole, in hundredths of a second.
-    let ticks: u64 =
-        stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let ticks: u64 = stat
+        .rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .skip(11)
+        .take(4)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
     let status = fs::read_to_string(process.join("status")).ok()?;
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kilobytes: u64 = peak.trim().trim_end_matches(" kB").trim().parse().ok()?;

@@ -54,7 +54,9 @@ impl Agent {
             _ if !greeted => Err(Problem::new(Code::Protocol, "the first request must be hello")),
             Request::Run(run) => self.run(caller, tag, run).map(|()| None),
             Request::Exec(exec) => self.exec(caller, tag, exec).map(|()| None),
-            Request::Attach { exec, since, follow } => self.attach(caller, tag, &exec, since, follow).map(|()| None),
+            Request::Attach { exec, since, follow } => {
+                self.attach(caller, tag, &exec, since, follow).map(|()| None)
+            }
             Request::Wait { exec, timeout_ms } => self.wait(caller, tag, &exec, timeout_ms),
             Request::CloseStdin { exec } => self.close_stdin(&exec),
             Request::Signal { exec, signal } => self.signal(&exec, signal),
@@ -93,8 +95,11 @@ impl Agent {
     fn session(&mut self, name: &SessionName) -> Result<&Session, Problem> {
         if !self.sessions.contains_key(name) {
             if *name != SessionName::main() {
-                return Err(Problem::new(Code::SessionNotFound, format!("there is no session `{name}` in this sandbox"))
-                    .hint("open it first"));
+                return Err(Problem::new(
+                    Code::SessionNotFound,
+                    format!("there is no session `{name}` in this sandbox"),
+                )
+                .hint("open it first"));
             }
             self.open_session(OpenSession { name: name.clone(), cwd: None, env: BTreeMap::new() })?;
         }
@@ -103,12 +108,18 @@ impl Agent {
 
     fn open_session(&mut self, open: OpenSession) -> Result<(), Problem> {
         if self.sessions.contains_key(&open.name) {
-            return Err(Problem::new(Code::SessionExists, format!("session `{}` is open already", open.name)));
+            return Err(Problem::new(
+                Code::SessionExists,
+                format!("session `{}` is open already", open.name),
+            ));
         }
         // The one that every sandbox has needs no room.
         if open.name != SessionName::main() && self.sessions.len() >= MAX_SESSIONS {
-            return Err(Problem::new(Code::TooMany, format!("a sandbox has at most {MAX_SESSIONS} sessions"))
-                .hint("close one, or open another sandbox"));
+            return Err(Problem::new(
+                Code::TooMany,
+                format!("a sandbox has at most {MAX_SESSIONS} sessions"),
+            )
+            .hint("close one, or open another sandbox"));
         }
         let places = &self.config.places;
         let mut env = self.config.variables.clone();
@@ -124,10 +135,17 @@ impl Agent {
 
     fn close_session(&mut self, name: &SessionName) -> Result<(), Problem> {
         let Some(session) = self.sessions.remove(name) else {
-            return Err(Problem::new(Code::SessionNotFound, format!("there is no session `{name}` in this sandbox")));
+            return Err(Problem::new(
+                Code::SessionNotFound,
+                format!("there is no session `{name}` in this sandbox"),
+            ));
         };
-        let processes: Vec<u32> =
-            self.processes.iter().filter(|(_, process)| process.session == *name).map(|(id, _)| *id).collect();
+        let processes: Vec<u32> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.session == *name)
+            .map(|(id, _)| *id)
+            .collect();
         for id in processes {
             self.processes[&id].runner.kill_all();
             match self.processes[&id].role {
@@ -186,11 +204,19 @@ impl Agent {
     }
 
     /// Room for one more run or exec, with its record.
-    fn record(&mut self, session: SessionName, what: What, timeout: Option<Duration>) -> Result<u64, Problem> {
+    fn record(
+        &mut self,
+        session: SessionName,
+        what: What,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Problem> {
         let open = self.execs.values().filter(|exec| exec.outcome().is_none()).count();
         if open >= self.config.limits.execs as usize {
-            return Err(Problem::new(Code::TooMany, format!("{open} runs and execs are under way, the most allowed"))
-                .hint("wait for some to end, or kill them"));
+            return Err(Problem::new(
+                Code::TooMany,
+                format!("{open} runs and execs are under way, the most allowed"),
+            )
+            .hint("wait for some to end, or kill them"));
         }
         let number = self.next_exec;
         self.next_exec += 1;
@@ -225,15 +251,25 @@ impl Agent {
 
     fn run(&mut self, caller: u32, tag: u32, run: message::Run) -> Result<(), Problem> {
         if run.code.len() > MAX_CODE {
-            return Err(Problem::new(Code::TooLarge, format!("code of {} bytes; the most is {MAX_CODE}", run.code.len()))
-                .hint("write it to a file in /workspace and run that"));
+            return Err(Problem::new(
+                Code::TooLarge,
+                format!("code of {} bytes; the most is {MAX_CODE}", run.code.len()),
+            )
+            .hint("write it to a file in /workspace and run that"));
         }
         let language = run.language;
-        let known = self.config.interpreters.get(&language).filter(|interpreter| !interpreter.program.is_empty());
+        let known =
+            self.config.interpreters.get(&language).filter(|interpreter| !interpreter.program.is_empty());
         if known.is_none() {
-            let looked = self.config.interpreters.get(&language).map_or("", |interpreter| &interpreter.missing);
-            let word = format!("this environment has no {}{}{looked}", language.as_str(), if looked.is_empty() { "" } else { ": looked for " });
-            return Err(Problem::new(Code::InterpreterMissing, word).hint("install it on the host, or use another environment"));
+            let looked =
+                self.config.interpreters.get(&language).map_or("", |interpreter| &interpreter.missing);
+            let word = format!(
+                "this environment has no {}{}{looked}",
+                language.as_str(),
+                if looked.is_empty() { "" } else { ": looked for " }
+            );
+            return Err(Problem::new(Code::InterpreterMissing, word)
+                .hint("install it on the host, or use another environment"));
         }
         self.session(&run.session)?;
         let timeout = Duration::from_millis(run.timeout_ms.max(1)).min(MAX_TIMEOUT);
@@ -248,7 +284,11 @@ impl Agent {
             None => match self.start_interpreter(&run.session, language) {
                 Ok(id) => id,
                 Err(error) => {
-                    let problem = not_started(&error, Code::InterpreterFailed, format!("starting {}: {error}", language.as_str()));
+                    let problem = not_started(
+                        &error,
+                        Code::InterpreterFailed,
+                        format!("starting {}: {error}", language.as_str()),
+                    );
                     self.finish(number, Ending::Refused(problem));
                     return Ok(());
                 }
@@ -270,7 +310,10 @@ impl Agent {
             .iter()
             .find(|(id, interpreter)| {
                 interpreter.language == language
-                    && self.processes.get(id).is_some_and(|process| process.session == *session && !process.ended)
+                    && self
+                        .processes
+                        .get(id)
+                        .is_some_and(|process| process.session == *session && !process.ended)
             })
             .map(|(id, _)| *id)
     }
@@ -289,8 +332,18 @@ impl Agent {
         let mut env = session_ref.env.clone();
         let argv = drivers::command(language, &self.config.interpreters[&language], &run, &mut env);
         let cwd = session_ref.cwd.clone();
-        let id = self.start(session, Role::Interpreter, streams, argv, env, cwd, Some((request_read, reply_write)), false)?;
-        let mut interpreter = Interpreter::new(language, requests, replies, drivers::greeting(language, &run));
+        let id = self.start(
+            session,
+            Role::Interpreter,
+            streams,
+            argv,
+            env,
+            cwd,
+            Some((request_read, reply_write)),
+            false,
+        )?;
+        let mut interpreter =
+            Interpreter::new(language, requests, replies, drivers::greeting(language, &run));
         interpreter.flush();
         self.poller.readable(&interpreter.replies, Token::Replies(id))?;
         self.interpreters.insert(id, interpreter);
@@ -375,7 +428,10 @@ impl Agent {
             }
             Err(error) => {
                 interpreter.current = None;
-                self.finish(number, Ending::Refused(Problem::internal(format!("passing the code on: {error}"))));
+                self.finish(
+                    number,
+                    Ending::Refused(Problem::internal(format!("passing the code on: {error}"))),
+                );
                 self.next_call(id);
             }
         }
@@ -443,9 +499,12 @@ impl Agent {
             Some(number) => {
                 self.finish(number, ending);
                 for number in waiting {
-                    let problem = Problem::new(Code::StateLost, "an earlier call took the interpreter down before this one began")
-                        .hint("nothing of this call ran; the next one starts a new interpreter")
-                        .state(SessionState::Lost);
+                    let problem = Problem::new(
+                        Code::StateLost,
+                        "an earlier call took the interpreter down before this one began",
+                    )
+                    .hint("nothing of this call ran; the next one starts a new interpreter")
+                    .state(SessionState::Lost);
                     self.finish(number, Ending::Refused(problem));
                 }
             }
@@ -461,12 +520,15 @@ impl Agent {
                 }
             }
             None => {
-                let word = interpreter.background.iter_mut().rev().find_map(crate::interpreter::Background::take);
-                let said = word.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()).unwrap_or_default();
+                let word =
+                    interpreter.background.iter_mut().rev().find_map(crate::interpreter::Background::take);
+                let said =
+                    word.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()).unwrap_or_default();
                 let language = interpreter.language.as_str();
                 for number in waiting {
-                    let problem = Problem::new(Code::InterpreterFailed, format!("{language} did not start: {said}"))
-                        .hint("`carrel doctor` shows which interpreters were found");
+                    let problem =
+                        Problem::new(Code::InterpreterFailed, format!("{language} did not start: {said}"))
+                            .hint("`carrel doctor` shows which interpreters were found");
                     self.finish(number, Ending::Refused(problem));
                 }
             }
@@ -483,20 +545,35 @@ impl Agent {
                 let What::Exec { argv } = &self.execs[&number].what else { return };
                 let name = argv.first().cloned().unwrap_or_default();
                 let problem = match error.kind() {
-                    io::ErrorKind::NotFound => Problem::new(Code::CommandNotFound, format!("`{name}` was not found in this sandbox, or its directory does not exist")),
-                    _ => not_started(&error, Code::InvalidArgument, format!("`{name}` could not be started: {error}")),
+                    io::ErrorKind::NotFound => Problem::new(
+                        Code::CommandNotFound,
+                        format!("`{name}` was not found in this sandbox, or its directory does not exist"),
+                    ),
+                    _ => not_started(
+                        &error,
+                        Code::InvalidArgument,
+                        format!("`{name}` could not be started: {error}"),
+                    ),
                 };
                 self.finish(number, Ending::Refused(problem.state(SessionState::Preserved)));
             }
             Role::Interpreter => {
                 let Some(interpreter) = self.interpreters.remove(&id) else { return };
-                let program = self.config.interpreters.get(&interpreter.language).map_or("", |found| &found.program);
+                let program =
+                    self.config.interpreters.get(&interpreter.language).map_or("", |found| &found.program);
                 let problem = match error.kind() {
                     io::ErrorKind::NotFound => {
-                        let word = format!("`{program}` was not found in this environment, or the session's directory does not exist");
-                        Problem::new(Code::InterpreterFailed, word).hint("`carrel doctor` shows which interpreters were found")
+                        let word = format!(
+                            "`{program}` was not found in this environment, or the session's directory does not exist"
+                        );
+                        Problem::new(Code::InterpreterFailed, word)
+                            .hint("`carrel doctor` shows which interpreters were found")
                     }
-                    _ => not_started(&error, Code::InterpreterFailed, format!("`{program}` could not be started: {error}")),
+                    _ => not_started(
+                        &error,
+                        Code::InterpreterFailed,
+                        format!("`{program}` could not be started: {error}"),
+                    ),
                 };
                 for number in interpreter.queue {
                     self.finish(number, Ending::Refused(problem.clone()));
@@ -521,11 +598,22 @@ impl Agent {
             return Err(Problem::new(Code::InvalidArgument, "no command was given"));
         }
         if exec.argv.len() + exec.env.len() > MAX_ARGS {
-            return Err(Problem::new(Code::TooLarge, format!("more than {MAX_ARGS} arguments and variables")));
+            return Err(Problem::new(
+                Code::TooLarge,
+                format!("more than {MAX_ARGS} arguments and variables"),
+            ));
         }
         let nul = |text: &String| text.contains('\0');
-        if exec.argv.iter().any(nul) || exec.env.iter().any(|(name, value)| nul(name) || nul(value) || name.contains('=') || name.is_empty()) {
-            return Err(Problem::new(Code::InvalidArgument, "arguments and variables hold no NUL, names no `=`"));
+        if exec.argv.iter().any(nul)
+            || exec
+                .env
+                .iter()
+                .any(|(name, value)| nul(name) || nul(value) || name.contains('=') || name.is_empty())
+        {
+            return Err(Problem::new(
+                Code::InvalidArgument,
+                "arguments and variables hold no NUL, names no `=`",
+            ));
         }
         let session = self.session(&exec.session)?;
         let mut env = session.env.clone();
@@ -554,8 +642,9 @@ impl Agent {
         };
         let argv = exec.argv.into_iter().map(OsString::from).collect();
         let terminal = exec.pty.is_some();
-        let started = streams
-            .and_then(|streams| self.start(&exec.session, Role::Exec(number), streams, argv, env, cwd, None, terminal));
+        let started = streams.and_then(|streams| {
+            self.start(&exec.session, Role::Exec(number), streams, argv, env, cwd, None, terminal)
+        });
         match started {
             Ok(id) => {
                 if let Some(exec) = self.execs.get_mut(&number) {
@@ -571,17 +660,38 @@ impl Agent {
         Ok(())
     }
 
-    fn attach(&mut self, caller: u32, tag: u32, exec: &ExecId, since: u64, follow: bool) -> Result<(), Problem> {
+    fn attach(
+        &mut self,
+        caller: u32,
+        tag: u32,
+        exec: &ExecId,
+        since: u64,
+        follow: bool,
+    ) -> Result<(), Problem> {
         let number = self.find(exec)?;
-        let until = (!follow && self.execs[&number].outcome().is_none()).then(|| self.execs[&number].output.next());
+        let until =
+            (!follow && self.execs[&number].outcome().is_none()).then(|| self.execs[&number].output.next());
         if let Some(connection) = self.connections.get_mut(&caller) {
             let exec = exec.clone();
-            connection.followers.push(Follower { tag, exec, next: since, until, primary: false, cancel_on_disconnect: false });
+            connection.followers.push(Follower {
+                tag,
+                exec,
+                next: since,
+                until,
+                primary: false,
+                cancel_on_disconnect: false,
+            });
         }
         Ok(())
     }
 
-    fn wait(&mut self, caller: u32, tag: u32, exec: &ExecId, timeout_ms: u64) -> Result<Option<Event>, Problem> {
+    fn wait(
+        &mut self,
+        caller: u32,
+        tag: u32,
+        exec: &ExecId,
+        timeout_ms: u64,
+    ) -> Result<Option<Event>, Problem> {
         let number = self.find(exec)?;
         if let Some(outcome) = self.execs[&number].outcome() {
             return Ok(Some(Event::Waited { outcome: Some(outcome.clone()) }));
@@ -636,17 +746,26 @@ impl Agent {
     /// Input from a caller, on the tag of its exec or attach.
     pub(crate) fn input(&mut self, caller: u32, tag: u32, bytes: &[u8]) {
         let followed = self.connections.get(&caller).and_then(|connection| {
-            connection.followers.iter().find(|follower| follower.tag == tag).map(|follower| follower.exec.clone())
+            connection
+                .followers
+                .iter()
+                .find(|follower| follower.tag == tag)
+                .map(|follower| follower.exec.clone())
         });
         let Some(exec) = followed else { return };
         let Ok((id, process)) = self.live(&exec) else { return };
         let Some(input) = &mut process.stdin else { return };
         input.add(bytes);
         self.feed(id);
-        let full = self.processes.get(&id).and_then(|process| process.stdin.as_ref()).is_some_and(process::Input::is_full);
+        let full = self
+            .processes
+            .get(&id)
+            .and_then(|process| process.stdin.as_ref())
+            .is_some_and(process::Input::is_full);
         if full && let Some(connection) = self.connections.get_mut(&caller) {
             connection.stalled = Some(id);
-            let _ = self.poller.change(&connection.socket, Token::Connection(caller), false, connection.waiting);
+            let _ =
+                self.poller.change(&connection.socket, Token::Connection(caller), false, connection.waiting);
         }
     }
 }

@@ -58,7 +58,12 @@ pub(crate) enum Word {
     /// It could not be started: the error's number.
     Failed(i32),
     /// The process has ended; `left` of its descendants still run.
-    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
+    Ended {
+        status: i32,
+        cpu_us: u64,
+        peak_memory: u64,
+        left: u32,
+    },
 }
 
 const WORD: usize = 25;
@@ -221,7 +226,11 @@ fn become_program(launch: &Launch) -> io::Error {
             ioctl_tiocsctty(rustix::stdio::stdin())?;
         }
         sys::close_on_exec_from(if launch.control.is_some() { 5 } else { 3 })?;
-        if launch.jailed { confine::apply(&launch.confinement) } else { confine::apply_weak(&launch.confinement) }
+        if launch.jailed {
+            confine::apply(&launch.confinement)
+        } else {
+            confine::apply_weak(&launch.confinement)
+        }
     };
     if let Err(error) = prepare() {
         crate::say(&format!("confining a process: {error}"));
@@ -250,7 +259,8 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
                         status: reaped.status,
                         cpu_us: reaped.cpu_us,
                         peak_memory: reaped.peak_memory,
-                        left: u32::try_from(tree::below(getpid().as_raw_nonzero().get()).len()).unwrap_or(u32::MAX),
+                        left: u32::try_from(tree::below(getpid().as_raw_nonzero().get()).len())
+                            .unwrap_or(u32::MAX),
                     };
                     let _ = write(orders, &word.encode());
                 }
@@ -287,4 +297,3 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
         }
     }
 }
-

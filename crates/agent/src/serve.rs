@@ -149,8 +149,13 @@ impl Agent {
         let now = Instant::now();
         let mut next = self.tick(now);
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
-        let expired: Vec<usize> =
-            self.waits.iter().enumerate().filter(|(_, wait)| wait.deadline <= now).map(|(at, _)| at).collect();
+        let expired: Vec<usize> = self
+            .waits
+            .iter()
+            .enumerate()
+            .filter(|(_, wait)| wait.deadline <= now)
+            .map(|(at, _)| at)
+            .collect();
         for at in expired.into_iter().rev() {
             let wait = self.waits.swap_remove(at);
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
@@ -265,7 +270,7 @@ impl Agent {
             if caller.stalled.is_some() {
                 return;
             }
-            let (tag, request) = match caller.decoder.next() {
+            let (tag, request) = match caller.decoder.take() {
                 Ok(None) => return,
                 Err(_) => return self.hang_up(number),
                 Ok(Some(frame)) => match frame.body {
@@ -382,7 +387,8 @@ impl Agent {
 
     /// Tells everyone who follows or waits that an exec has ended.
     pub(crate) fn tell(&mut self, exec: u64, outcome: &Outcome) {
-        let (done, waits) = std::mem::take(&mut self.waits).into_iter().partition(|wait: &Wait| wait.exec == exec);
+        let (done, waits) =
+            std::mem::take(&mut self.waits).into_iter().partition(|wait: &Wait| wait.exec == exec);
         self.waits = waits;
         for wait in done {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: Some(outcome.clone()) });
@@ -545,7 +551,12 @@ impl Agent {
                 process.stdin = None;
             }
         }
-        if !self.processes.get(&id).and_then(|process| process.stdin.as_ref()).is_some_and(process::Input::is_full) {
+        if !self
+            .processes
+            .get(&id)
+            .and_then(|process| process.stdin.as_ref())
+            .is_some_and(process::Input::is_full)
+        {
             self.unstall(id);
         }
     }

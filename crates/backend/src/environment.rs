@@ -72,7 +72,8 @@ impl Environment {
     /// The host's own software, with `language` as the default. `place` keeps what is derived from the host.
     pub fn preset(name: &str, language: Language, place: &Path) -> Result<Self, Problem> {
         let host = HostInterpreters::find(place);
-        let etc = etc::prepared(place).map_err(|error| Problem::internal(format!("preparing /etc for boxes: {error}")))?;
+        let etc = etc::prepared(place)
+            .map_err(|error| Problem::internal(format!("preparing /etc for boxes: {error}")))?;
         Ok(Self {
             name: name.to_owned(),
             language,
@@ -95,20 +96,29 @@ impl Environment {
         };
         let text = fs::read_to_string(&manifest_path)
             .map_err(|error| bad(format!("{}: {error}", manifest_path.display())))?;
-        let manifest: Manifest =
-            toml::from_str(&text).map_err(|error| bad(format!("{}: {}", manifest_path.display(), error.message())))?;
+        let manifest: Manifest = toml::from_str(&text)
+            .map_err(|error| bad(format!("{}: {}", manifest_path.display(), error.message())))?;
         if manifest.version != MANIFEST_VERSION {
-            return Err(bad(format!("its manifest has version {}, this carrel reads {MANIFEST_VERSION}", manifest.version)));
+            return Err(bad(format!(
+                "its manifest has version {}, this carrel reads {MANIFEST_VERSION}",
+                manifest.version
+            )));
         }
         if !manifest.interpreters.contains_key(&manifest.default) {
-            return Err(bad(format!("its default language {} has no interpreter", manifest.default.as_str())));
+            return Err(bad(format!(
+                "its default language {} has no interpreter",
+                manifest.default.as_str()
+            )));
         }
         let rootfs = fs::canonicalize(directory.join("rootfs"))
             .map_err(|error| bad(format!("{}: {error}", directory.join("rootfs").display())))?;
         let mut interpreters = BTreeMap::new();
         for (language, given) in manifest.interpreters {
             if !given.program.starts_with('/') {
-                return Err(bad(format!("the program of {} must be an absolute path inside rootfs", language.as_str())));
+                return Err(bad(format!(
+                    "the program of {} must be an absolute path inside rootfs",
+                    language.as_str()
+                )));
             }
             let ManifestInterpreter { program, version, site } = given;
             interpreters.insert(language, Interpreter { program, version, site, missing: String::new() });
@@ -134,13 +144,21 @@ impl Environment {
                 path.push(directory.to_string_lossy().into_owned());
             }
         }
-        path.extend(["/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"].map(str::to_owned));
+        path.extend(
+            ["/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]
+                .map(str::to_owned),
+        );
         let mut seen = std::collections::BTreeSet::new();
         path.retain(|directory| seen.insert(directory.clone()));
-        let mut all: BTreeMap<String, String> =
-            [("LANG", "C.UTF-8"), ("USER", "user"), ("LOGNAME", "user"), ("SHELL", "/bin/bash"), ("TERM", "dumb")]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .into();
+        let mut all: BTreeMap<String, String> = [
+            ("LANG", "C.UTF-8"),
+            ("USER", "user"),
+            ("LOGNAME", "user"),
+            ("SHELL", "/bin/bash"),
+            ("TERM", "dumb"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
         all.insert("PATH".into(), path.join(":"));
         all.extend(self.variables.clone());
         all
@@ -161,7 +179,8 @@ impl Environment {
     pub(crate) fn late_plan(&self) -> Vec<Step> {
         let Software::Host(host) = &self.software else { return Vec::new() };
         let prefixes = host.prefixes.iter().map(|prefix| bind(prefix, &prefix.to_string_lossy()));
-        let driver = host.compiled_driver.iter().map(|driver| bind(driver, &format!("{}/python.pyc", Places::RUN)));
+        let driver =
+            host.compiled_driver.iter().map(|driver| bind(driver, &format!("{}/python.pyc", Places::RUN)));
         prefixes.chain(driver).collect()
     }
 }
@@ -212,13 +231,21 @@ fn artifact_plan(rootfs: &Path) -> Vec<Step> {
 }
 
 fn accounts() -> Vec<Step> {
-    let file = |(name, content): (&str, &str)| Step::File { target: format!("/etc/{name}"), content: content.to_owned() };
+    let file = |(name, content): (&str, &str)| Step::File {
+        target: format!("/etc/{name}"),
+        content: content.to_owned(),
+    };
     etc::own_files().map(file).collect()
 }
 
 /// What every box has besides its software. `memory` bounds what temporary files may take of it.
 pub(crate) fn common_plan(agent: &Path, workspace: &Path, spool: &Path, memory: u64) -> Vec<Step> {
-    let tmpfs = |target: &str, size: u64, mode: u32, user: bool| Step::Tmpfs { target: target.to_owned(), size, mode, user };
+    let tmpfs = |target: &str, size: u64, mode: u32, user: bool| Step::Tmpfs {
+        target: target.to_owned(),
+        size,
+        mode,
+        user,
+    };
     let writable = |source: &Path, target: &str| Step::Bind {
         source: source.to_string_lossy().into_owned(),
         target: target.to_owned(),

@@ -10,9 +10,27 @@ use std::{
 };
 
 const WANTED: &[&str] = &[
-    "alternatives", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "gai.conf", "host.conf", "inputrc",
-    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "mime.types", "os-release", "pki", "protocols",
-    "services", "ssl", "terminfo", "timezone",
+    "alternatives",
+    "ca-certificates.conf",
+    "crypto-policies",
+    "debian_version",
+    "fonts",
+    "gai.conf",
+    "host.conf",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "magic",
+    "mime.types",
+    "os-release",
+    "pki",
+    "protocols",
+    "services",
+    "ssl",
+    "terminfo",
+    "timezone",
 ];
 
 const OWN: &[(&str, &str)] = &[
@@ -42,7 +60,9 @@ pub(crate) fn own_files() -> impl Iterator<Item = (&'static str, &'static str)> 
 /// The directory, made if it is missing or old.
 pub fn prepared(place: &Path) -> io::Result<PathBuf> {
     let target = place.join("etc");
-    let is_fresh = fs::metadata(&target).and_then(|meta| meta.modified()).is_ok_and(|made| made.elapsed().is_ok_and(|age| age < FRESH));
+    let is_fresh = fs::metadata(&target)
+        .and_then(|meta| meta.modified())
+        .is_ok_and(|made| made.elapsed().is_ok_and(|age| age < FRESH));
     if is_fresh {
         return Ok(target);
     }
@@ -52,7 +72,12 @@ pub fn prepared(place: &Path) -> io::Result<PathBuf> {
     let mut left = MOST;
     for name in WANTED {
         // What cannot be read here is not needed in a box either.
-        let _ = copy(&Path::new("/etc").join(name), &making.join(name), &mut left, *name == "localtime" || *name == "os-release");
+        let _ = copy(
+            &Path::new("/etc").join(name),
+            &making.join(name),
+            &mut left,
+            *name == "localtime" || *name == "os-release",
+        );
     }
     for (name, content) in OWN {
         fs::write(making.join(name), content)?;

@@ -103,7 +103,8 @@ impl HostInterpreters {
     /// The answer remembered in `place` if nothing has changed, else a new one.
     pub fn find(place: &Path) -> Self {
         let fingerprint = fingerprint();
-        let known = fs::read(place.join(MEMORY)).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        let known =
+            fs::read(place.join(MEMORY)).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
         match known {
             Some(known) if known.fingerprint == fingerprint => known,
             _ => Self::look(place),
@@ -136,7 +137,8 @@ impl HostInterpreters {
                     }
                 }
                 None => {
-                    let places = path.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ");
+                    let places =
+                        path.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ");
                     let mut missing = format!("{} in {places}", names(language).join(" or "));
                     if !refusals.is_empty() {
                         missing = format!("{missing}; found but not usable: {}", refusals.join(", "));
@@ -234,7 +236,12 @@ fn needed(answer: &Answer) -> BTreeSet<PathBuf> {
 
 /// A prefix that is a home directory, or holds one, would put private files into every box.
 fn reveals_too_much(prefix: &Path) -> bool {
-    let homes = [env::var_os("HOME").map(PathBuf::from), Some("/root".into()), Some("/home".into()), Some("/etc".into())];
+    let homes = [
+        env::var_os("HOME").map(PathBuf::from),
+        Some("/root".into()),
+        Some("/home".into()),
+        Some("/etc".into()),
+    ];
     homes.iter().flatten().any(|home| home.starts_with(prefix))
 }
 
@@ -243,17 +250,34 @@ fn fingerprint() -> String {
     let mut hasher = DefaultHasher::new();
     PYTHON_DRIVER.hash(&mut hasher);
     let mut print = format!("v2;{:x};", hasher.finish());
-    for name in ["PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_VERSION", "PYENV_ROOT", "PYTHONHOME", "NVM_BIN", "HOME"] {
+    for name in [
+        "PATH",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "PYENV_VERSION",
+        "PYENV_ROOT",
+        "PYTHONHOME",
+        "NVM_BIN",
+        "HOME",
+    ] {
         print.push_str(&format!("{name}={};", env::var(name).unwrap_or_default()));
     }
-    let pyenv = env::var_os("PYENV_ROOT").map(PathBuf::from).or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".pyenv")));
+    let pyenv = env::var_os("PYENV_ROOT")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".pyenv")));
     let mut watched: Vec<PathBuf> = pyenv.map(|root| root.join("version")).into_iter().collect();
     for language in Language::ALL {
         watched.extend(candidates(language, &path));
     }
     for file in watched {
         if let Ok(meta) = fs::metadata(&file) {
-            print.push_str(&format!("{}:{}:{}:{};", file.display(), meta.ino(), meta.size(), meta.mtime_nsec() ^ meta.mtime()));
+            print.push_str(&format!(
+                "{}:{}:{}:{};",
+                file.display(),
+                meta.ino(),
+                meta.size(),
+                meta.mtime_nsec() ^ meta.mtime()
+            ));
         }
     }
     print

@@ -85,7 +85,12 @@ impl Jail {
         let mut variables = request.environment.session_variables();
         let (isolation, places) = if jailed {
             let mut plan = request.environment.plan();
-            plan.extend(environment::common_plan(&agent, &directory.join("workspace"), &spool, request.limits.memory.0));
+            plan.extend(environment::common_plan(
+                &agent,
+                &directory.join("workspace"),
+                &spool,
+                request.limits.memory.0,
+            ));
             plan.extend(request.environment.late_plan());
             if let Some(project) = &request.project {
                 plan.push(project_step(project));
@@ -139,13 +144,16 @@ impl Jail {
         let ids = Self::ids(request.number);
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let owner = if jailed { ids.user_outside() } else { own };
-        let agent = guest_programs::agent(&self.state.join("bin")).map_err(failed("writing the agent's program"))?;
+        let agent =
+            guest_programs::agent(&self.state.join("bin")).map_err(failed("writing the agent's program"))?;
         for name in ["root", "spool"] {
-            fs::create_dir_all(request.directory.join(name)).map_err(failed("making the sandbox's directory"))?;
+            fs::create_dir_all(request.directory.join(name))
+                .map_err(failed("making the sandbox's directory"))?;
         }
         if jailed && userns::has_many_ids() {
             let agent_id = ids.agent_outside();
-            stage::give(&request.directory.join("spool"), agent_id, agent_id).map_err(failed("giving the spool away"))?;
+            stage::give(&request.directory.join("spool"), agent_id, agent_id)
+                .map_err(failed("giving the spool away"))?;
         }
         let _ = fs::remove_file(request.directory.join("agent.sock"));
         // Started first: it loads while the workspace is made, and waits for its description.
@@ -272,7 +280,10 @@ fn run_stage(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
 /// Turns a failed step into what an operator can do about it.
 fn explain(failure: &Failure) -> Problem {
     let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-    let problem = Problem::new(Code::IsolationUnavailable, format!("this host did not let carrel make a sandbox: {}", failure.what));
+    let problem = Problem::new(
+        Code::IsolationUnavailable,
+        format!("this host did not let carrel make a sandbox: {}", failure.what),
+    );
     if failure.namespaces {
         let hint = if text("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
             "AppArmor forbids user namespaces here: install deploy/apparmor/carrel (see docs/isolation.md), or ask for --isolation=weak"
@@ -313,12 +324,19 @@ fn end(pid: i32) -> io::Result<()> {
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
         Err(error) => return Err(error.into()),
     }
-    if wait_for_end(&fd, Instant::now() + DYING) { Ok(()) } else { Err(io::Error::other(format!("process {pid} does not die"))) }
+    if wait_for_end(&fd, Instant::now() + DYING) {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("process {pid} does not die")))
+    }
 }
 
 fn wait_for_end(pidfd: &rustix::fd::OwnedFd, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+    let timeout = Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    };
     let mut ready = [PollFd::new(pidfd, PollFlags::IN)];
     poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0)
 }

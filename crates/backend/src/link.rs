@@ -132,7 +132,7 @@ impl Reader {
             match self.decoder.peek().map_err(lost)? {
                 Some(found) if found == tag => break,
                 Some(_) => {
-                    self.decoder.next().map_err(lost)?;
+                    self.decoder.take().map_err(lost)?;
                 }
                 None => {
                     let count = self.half.read(self.decoder.space()).await.map_err(lost)?;
@@ -143,9 +143,11 @@ impl Reader {
                 }
             }
         }
-        let frame = self.decoder.next().map_err(lost)?.ok_or_else(|| lost("a frame vanished"))?;
+        let frame = self.decoder.take().map_err(lost)?.ok_or_else(|| lost("a frame vanished"))?;
         match frame.body {
-            Body::Data { stream, chunk, offset, bytes } => Ok(Piece::Chunk { stream, number: chunk, offset, bytes }),
+            Body::Data { stream, chunk, offset, bytes } => {
+                Ok(Piece::Chunk { stream, number: chunk, offset, bytes })
+            }
             body @ Body::Message(_) => Ok(Piece::Event(body.parse().map_err(lost)?)),
         }
     }

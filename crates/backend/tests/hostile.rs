@@ -1,5 +1,7 @@
 //! An agent is untrusted: whatever comes out of its socket costs that one sandbox and nothing else.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
 use std::{
     io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
@@ -39,7 +41,13 @@ fn memory() -> u64 {
 
 #[tokio::test]
 async fn garbage_instead_of_a_greeting() {
-    for garbage in [&b"HTTP/1.1 200 OK\r\n\r\n"[..], &[0; 64], &[255; 64], b"\x05\x00\x00\x00\x09aaaa", b"\x06\x00\x00\x00\x00\x01\x00\x00\x00{"] {
+    for garbage in [
+        &b"HTTP/1.1 200 OK\r\n\r\n"[..],
+        &[0; 64],
+        &[255; 64],
+        b"\x05\x00\x00\x00\x09aaaa",
+        b"\x06\x00\x00\x00\x00\x01\x00\x00\x00{",
+    ] {
         let (_directory, socket, thread) = agent(move |mut stream| {
             let _ = stream.write_all(garbage);
         });
@@ -113,7 +121,8 @@ async fn an_endless_answer_is_read_in_constant_memory() {
         let mut out = Vec::new();
         for number in 0..CHUNKS {
             out.clear();
-            frame::put_data(&mut out, 2, frame::Stream::Stdout, number, number * 100_000, &[b'x'; 100_000]).unwrap();
+            frame::put_data(&mut out, 2, frame::Stream::Stdout, number, number * 100_000, &[b'x'; 100_000])
+                .unwrap();
             stream.write_all(&out).unwrap();
         }
     });

@@ -24,10 +24,17 @@ const LATE: Duration = Duration::from_secs(15);
 pub enum Output<'a> {
     Started(ExecId),
     /// Bytes of a stream. `offset` counts from the call's start: a jump is what was not kept.
-    Bytes { stream: Stream, chunk: u64, offset: u64, bytes: &'a [u8] },
+    Bytes {
+        stream: Stream,
+        chunk: u64,
+        offset: u64,
+        bytes: &'a [u8],
+    },
     Display(Display),
     /// The last one of an attach without follow; more will come from this chunk on.
-    Paused { next: u64 },
+    Paused {
+        next: u64,
+    },
     Finished(Outcome),
 }
 
@@ -89,11 +96,14 @@ impl<'a> CallReader<'a> {
             })??,
         };
         Ok(match piece {
-            Piece::Chunk { stream: Stream::Display, bytes, .. } => Output::Display(
-                serde_json::from_slice(bytes)
-                    .map_err(|error| Problem::new(Code::Protocol, format!("a value that does not parse: {error}")))?,
-            ),
-            Piece::Chunk { stream, number, offset, bytes } => Output::Bytes { stream, chunk: number, offset, bytes },
+            Piece::Chunk { stream: Stream::Display, bytes, .. } => {
+                Output::Display(serde_json::from_slice(bytes).map_err(|error| {
+                    Problem::new(Code::Protocol, format!("a value that does not parse: {error}"))
+                })?)
+            }
+            Piece::Chunk { stream, number, offset, bytes } => {
+                Output::Bytes { stream, chunk: number, offset, bytes }
+            }
             Piece::Event(Event::Started { exec, .. }) => Output::Started(exec),
             Piece::Event(Event::Finished(outcome)) => Output::Finished(outcome),
             Piece::Event(Event::Attached { next }) => Output::Paused { next },
@@ -181,13 +191,24 @@ impl Engine {
     }
 
     /// What a run or exec printed, from chunk `since` on.
-    pub async fn attach(&self, record: &Record, exec: &ExecId, since: u64, follow: bool) -> Result<Call, Problem> {
+    pub async fn attach(
+        &self,
+        record: &Record,
+        exec: &ExecId,
+        since: u64,
+        follow: bool,
+    ) -> Result<Call, Problem> {
         let request = Request::Attach { exec: exec.clone(), since, follow };
         begin(self.connect(record).await?, request, None, Some(exec.clone())).await
     }
 
     /// The outcome, once there is one, or `None` when the time is over.
-    pub async fn wait(&self, record: &Record, exec: &ExecId, time: Duration) -> Result<Option<Outcome>, Problem> {
+    pub async fn wait(
+        &self,
+        record: &Record,
+        exec: &ExecId,
+        time: Duration,
+    ) -> Result<Option<Outcome>, Problem> {
         let timeout_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let request = Request::Wait { exec: exec.clone(), timeout_ms };
         match self.connect(record).await?.ask_within(&request, time + LATE).await? {
@@ -219,11 +240,18 @@ pub async fn start_run(link: AgentLink, run: Run) -> Result<Call, Problem> {
     begin(link, Request::Run(run), Some(time), None).await
 }
 
-async fn begin(mut link: AgentLink, request: Request, time_ms: Option<u64>, exec: Option<ExecId>) -> Result<Call, Problem> {
+async fn begin(
+    mut link: AgentLink,
+    request: Request,
+    time_ms: Option<u64>,
+    exec: Option<ExecId>,
+) -> Result<Call, Problem> {
     let tag = link.send(&request).await?;
     // Queues of an interpreter are the agent's business, so only what nothing waits before can have a hard end here.
     let deadline = match &request {
-        Request::Exec(_) => time_ms.map(|millis| Instant::now() + Duration::from_millis(millis) + INTERRUPT_GRACE + LATE),
+        Request::Exec(_) => {
+            time_ms.map(|millis| Instant::now() + Duration::from_millis(millis) + INTERRUPT_GRACE + LATE)
+        }
         _ => None,
     };
     let AgentLink { reader, writer, .. } = link;

@@ -61,6 +61,9 @@ impl Environments {
     /// Whether two names stand for the same software, so that one sandbox serves both.
     pub fn same_software(&self, one: &str, other: &str) -> bool {
         one == other
-            || matches!((self.sources.get(one), self.sources.get(other)), (Some(Source::Preset(_)), Some(Source::Preset(_))))
+            || matches!(
+                (self.sources.get(one), self.sources.get(other)),
+                (Some(Source::Preset(_)), Some(Source::Preset(_)))
+            )
     }
 }

@@ -14,10 +14,9 @@ impl Engine {
     /// The workspace of a sandbox, for streams and whole trees.
     pub fn files(&self, record: &Record) -> Result<Root, Problem> {
         let directory = self.directory(&record.id);
-        let workspace = self
-            .backend
-            .workspace(&directory)
-            .ok_or_else(|| Problem::new(Code::Unsupported, "files of this backend are reached through its agent"))?;
+        let workspace = self.backend.workspace(&directory).ok_or_else(|| {
+            Problem::new(Code::Unsupported, "files of this backend are reached through its agent")
+        })?;
         let root = Root::open(&workspace)?;
         Ok(match &record.placed {
             Some(placed) => root.with_owner(Owner { uid: placed.owner.0, gid: placed.owner.1 }),
@@ -38,8 +37,10 @@ impl Engine {
         let kept = Root::open(target)?;
         let (reader, writer) = std::io::pipe().map_err(Problem::internal)?;
         std::thread::scope(|scope| {
-            let sending = scope.spawn(move || write_tar(&root, &GuestPath::root(), writer, &TreeLimits::default()));
-            let received = read_tar(&kept, &GuestPath::root(), reader, &TreeLimits::default(), OutsideLinks::LeaveOut);
+            let sending =
+                scope.spawn(move || write_tar(&root, &GuestPath::root(), writer, &TreeLimits::default()));
+            let received =
+                read_tar(&kept, &GuestPath::root(), reader, &TreeLimits::default(), OutsideLinks::LeaveOut);
             let sent = sending.join().map_err(|_| Problem::internal("copying the workspace failed"))?;
             sent?;
             received?;

@@ -20,12 +20,12 @@ use std::{path::PathBuf, sync::Arc};
 use carrel_backend::{Backend, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
+use crate::registry::Registry;
 pub use crate::{
     environments::{Environments, Source},
     registry::{Record, State},
     sandboxes::{Found, Note, Wish},
 };
-use crate::registry::Registry;
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -50,7 +50,8 @@ impl Engine {
             Problem::internal(format!("{what} {}: {error}", settings.state.display()))
         };
         for directory in ["sandboxes", "locks"] {
-            std::fs::create_dir_all(settings.state.join(directory)).map_err(|error| failed("making", error))?;
+            std::fs::create_dir_all(settings.state.join(directory))
+                .map_err(|error| failed("making", error))?;
         }
         // Relative paths would mean another place in every process that uses them.
         let state = std::fs::canonicalize(&settings.state).map_err(|error| failed("opening", error))?;
@@ -69,7 +70,9 @@ impl Engine {
     }
 
     /// What presets offer on this host.
-    pub fn host_interpreters(&self) -> std::collections::BTreeMap<carrel_proto::guest::Language, carrel_proto::guest::Interpreter> {
+    pub fn host_interpreters(
+        &self,
+    ) -> std::collections::BTreeMap<carrel_proto::guest::Language, carrel_proto::guest::Interpreter> {
         carrel_backend::host::HostInterpreters::find(&self.derived()).interpreters
     }
 

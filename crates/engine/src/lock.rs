@@ -4,6 +4,7 @@
 use std::{
     fs::File,
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -28,15 +29,28 @@ fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
 
+/// Whether the locked file is still the one that others find by name: whoever removes a sandbox removes its lock file, and
+/// may do so between our opening and our locking of it.
+fn is_current(file: &File, path: &Path) -> bool {
+    let identity = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(held), Ok(named)) => identity(held) == identity(named),
+        _ => false,
+    }
+}
+
 impl Lock {
     /// Takes it if nobody has it.
     pub(crate) fn try_take(state: &Path, id: &SandboxId) -> io::Result<Option<Self>> {
         let path = path(state, id);
-        let file = open(&path)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self { _file: file, path })),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
+        loop {
+            let file = open(&path)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_current(&file, &path) => return Ok(Some(Self { _file: file, path })),
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
@@ -48,16 +62,22 @@ impl Lock {
         let path = path(state, id);
         let name = id.clone();
         let waiting = tokio::task::spawn_blocking(move || -> io::Result<Self> {
-            let file = open(&path)?;
-            flock(&file, FlockOperation::LockExclusive)?;
-            Ok(Self { _file: file, path })
+            loop {
+                let file = open(&path)?;
+                flock(&file, FlockOperation::LockExclusive)?;
+                if is_current(&file, &path) {
+                    return Ok(Self { _file: file, path });
+                }
+            }
         });
         match tokio::time::timeout(PATIENCE, waiting).await {
             Ok(Ok(Ok(lock))) => Ok(lock),
             Ok(Ok(Err(error))) => Err(Problem::internal(format!("locking sandbox {name}: {error}"))),
             Ok(Err(error)) => Err(Problem::internal(error)),
-            Err(_) => Err(Problem::internal(format!("sandbox {name} has been in the making for {PATIENCE:?}"))
-                .hint("another carrel process holds it; end that process")),
+            Err(_) => {
+                Err(Problem::internal(format!("sandbox {name} has been in the making for {PATIENCE:?}"))
+                    .hint("another carrel process holds it; end that process"))
+            }
         }
     }
 

@@ -114,7 +114,10 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     Ok(Record {
         id: text(0)?.parse().map_err(|error: carrel_proto::id::BadName| bad(error.to_string()))?,
         number: row.get(1)?,
-        key: optional(2)?.map(|key| key.parse()).transpose().map_err(|error: carrel_proto::id::BadName| bad(error.to_string()))?,
+        key: optional(2)?
+            .map(|key| key.parse())
+            .transpose()
+            .map_err(|error: carrel_proto::id::BadName| bad(error.to_string()))?,
         state: State::parse(&text(3)?),
         spec: serde_json::from_str(&text(4)?).map_err(parse_error)?,
         placed: optional(5)?.map(|text| serde_json::from_str(&text)).transpose().map_err(parse_error)?,
@@ -130,7 +133,9 @@ impl Registry {
         let mut connection = Connection::open(path).map_err(failed)?;
         connection.busy_timeout(BUSY).map_err(failed)?;
         connection
-            .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;")
+            .execute_batch(
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;",
+            )
             .map_err(failed)?;
         migrate(&mut connection)?;
         Ok(Self { connection: Mutex::new(connection) })
@@ -142,14 +147,22 @@ impl Registry {
     }
 
     /// Adds a sandbox in the making, unless its key is taken by one that lives or may live again.
-    pub(crate) fn claim(&self, id: &SandboxId, key: Option<&Key>, spec: &Spec) -> Result<Option<Record>, Problem> {
+    pub(crate) fn claim(
+        &self,
+        id: &SandboxId,
+        key: Option<&Key>,
+        spec: &Spec,
+    ) -> Result<Option<Record>, Problem> {
         let mut connection = self.connection();
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+        let transaction =
+            connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
         if let Some(key) = key {
             let taken: bool = transaction
-                .query_row("SELECT EXISTS (SELECT 1 FROM sandboxes WHERE key = ?1 AND state != 'ended')", [key.as_str()], |row| {
-                    row.get(0)
-                })
+                .query_row(
+                    "SELECT EXISTS (SELECT 1 FROM sandboxes WHERE key = ?1 AND state != 'ended')",
+                    [key.as_str()],
+                    |row| row.get(0),
+                )
                 .map_err(failed)?;
             if taken {
                 return Ok(None);
@@ -182,13 +195,19 @@ impl Registry {
     /// All of them, oldest first.
     pub fn all(&self) -> Result<Vec<Record>, Problem> {
         let connection = self.connection();
-        let mut statement =
-            connection.prepare(&format!("SELECT {COLUMNS} FROM sandboxes ORDER BY number")).map_err(failed)?;
+        let mut statement = connection
+            .prepare(&format!("SELECT {COLUMNS} FROM sandboxes ORDER BY number"))
+            .map_err(failed)?;
         let rows = statement.query_map([], record).map_err(failed)?;
         rows.collect::<Result<_, _>>().map_err(failed)
     }
 
-    pub(crate) fn set_state(&self, id: &SandboxId, state: State, reason: Option<EndReason>) -> Result<(), Problem> {
+    pub(crate) fn set_state(
+        &self,
+        id: &SandboxId,
+        state: State,
+        reason: Option<EndReason>,
+    ) -> Result<(), Problem> {
         let reason = reason.as_ref().map(json).transpose()?;
         self.connection()
             .execute(
@@ -224,14 +243,17 @@ impl Registry {
 }
 
 fn migrate(connection: &mut Connection) -> Result<(), Problem> {
-    let version = |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+    let version =
+        |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
     let found = version(connection).map_err(failed)?;
     if found == SCHEMA {
         return Ok(());
     }
     if found > SCHEMA {
-        return Err(Problem::internal(format!("the registry was written by a newer carrel (schema {found})"))
-            .hint("use that version, or another CARREL_STATE"));
+        return Err(Problem::internal(format!(
+            "the registry was written by a newer carrel (schema {found})"
+        ))
+        .hint("use that version, or another CARREL_STATE"));
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     // Another process may have been first.
@@ -260,7 +282,9 @@ fn migrate(connection: &mut Connection) -> Result<(), Problem> {
 
 /// Changes with every start of the host; empty where the kernel does not say.
 pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned()).unwrap_or_default()
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
 }
 
 impl Owner {

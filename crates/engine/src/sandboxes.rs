@@ -145,10 +145,10 @@ impl Engine {
         {
             return Ok(Found { record, created: false, note: Some(Note::Revived) });
         }
-        self.registry.by_id(&record.id)?.filter(|record| record.state == State::Running).map_or_else(
-            || Err(unknown()),
-            |record| Ok(Found { record, created: false, note: None }),
-        )
+        self.registry
+            .by_id(&record.id)?
+            .filter(|record| record.state == State::Running)
+            .map_or_else(|| Err(unknown()), |record| Ok(Found { record, created: false, note: None }))
     }
 
     fn check_environment(&self, record: &Record, wish: &Wish) -> Result<(), Problem> {
@@ -162,11 +162,17 @@ impl Engine {
             return Ok(());
         }
         let word = format!("this sandbox has the environment `{}`, not `{wanted}`", record.spec.environment);
-        Err(Problem::new(Code::EnvironmentMismatch, word).hint("use another session name for another environment"))
+        Err(Problem::new(Code::EnvironmentMismatch, word)
+            .hint("use another session name for another environment"))
     }
 
     /// Claims and makes. `None`: somebody else was first.
-    async fn make(&self, key: Option<&Key>, wish: &Wish, owner: Option<Owner>) -> Result<Option<Record>, Problem> {
+    async fn make(
+        &self,
+        key: Option<&Key>,
+        wish: &Wish,
+        owner: Option<Owner>,
+    ) -> Result<Option<Record>, Problem> {
         let environment = wish.environment.clone().unwrap_or_else(|| DEFAULT_ENVIRONMENT.to_owned());
         self.settings.environments.source(&environment)?;
         let spec = Spec {
@@ -179,7 +185,8 @@ impl Engine {
             ephemeral: owner,
         };
         let mut random = [0; 10];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(Problem::internal)?;
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(Problem::internal)?;
         let id = SandboxId::from_random(random);
         // Before the row, so that nobody ever sees the row with a free lock while we live.
         let lock = Lock::take(&self.settings.state, &id).await?;
@@ -220,7 +227,9 @@ impl Engine {
             workspace: before.map(|placed| placed.workspace),
         };
         let backend = Arc::clone(&self.backend);
-        let placed = tokio::task::spawn_blocking(move || backend.create(&request)).await.map_err(Problem::internal)??;
+        let placed = tokio::task::spawn_blocking(move || backend.create(&request))
+            .await
+            .map_err(Problem::internal)??;
         self.registry.set_placed(&record.id, &placed)?;
         Ok(placed)
     }
@@ -229,7 +238,9 @@ impl Engine {
     async fn revive(&self, id: &SandboxId) -> Result<Option<Record>, Problem> {
         let _lock = Lock::take(&self.settings.state, id).await?;
         let Some(record) = self.registry.by_id(id)? else { return Ok(None) };
-        let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else { return Ok(None) };
+        let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else {
+            return Ok(None);
+        };
         let placed = self.place(&record, Some(&before)).await?;
         self.registry.touch(id)?;
         Ok(Some(Record { state: State::Running, placed: Some(placed), boot: boot_id(), ..record }))

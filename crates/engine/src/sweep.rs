@@ -63,11 +63,16 @@ impl Engine {
         for place in ["sandboxes", "locks"] {
             let entries = std::fs::read_dir(self.settings.state.join(place)).into_iter().flatten().flatten();
             for entry in entries {
-                let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<SandboxId>().ok()) else { continue };
+                let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<SandboxId>().ok())
+                else {
+                    continue;
+                };
                 if known.contains(id.as_str()) {
                     continue;
                 }
-                let Some(lock) = Lock::try_take(&self.settings.state, &id).map_err(Problem::internal)? else { continue };
+                let Some(lock) = Lock::try_take(&self.settings.state, &id).map_err(Problem::internal)? else {
+                    continue;
+                };
                 // It may have been made since the rows were read.
                 if self.registry.by_id(&id)?.is_some() {
                     continue;

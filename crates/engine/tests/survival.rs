@@ -1,11 +1,10 @@
 //! Boxes die, hosts reboot, processes are killed: what was promised is still there, and nothing else is.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+
 use std::{path::Path, time::Duration};
 
-use carrel_engine::{
-    Engine, Environments, Note, Record, Settings, State, Wish,
-    call::Output,
-};
+use carrel_engine::{Engine, Environments, Note, Record, Settings, State, Wish, call::Output};
 use carrel_proto::{
     files::{Content, FileReply, FileRequest, GuestPath, Read, Write},
     guest::{EndReason, Language},
@@ -64,7 +63,9 @@ fn wait_for(pidfd: &rustix::fd::OwnedFd) {
 fn leftovers(state: &Path, record: &Record) -> Vec<String> {
     let mut left = Vec::new();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    left.extend(mounts.lines().filter(|line| line.contains(record.id.as_str())).map(|line| format!("mount {line}")));
+    left.extend(
+        mounts.lines().filter(|line| line.contains(record.id.as_str())).map(|line| format!("mount {line}")),
+    );
     for controller in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
         let group = controller.path().join("carrel").join(record.id.as_str());
         if group.exists() {
@@ -112,7 +113,9 @@ async fn a_reboot_is_survived_by_the_files() {
     let workspace = state.path().join("sandboxes").join(found.record.id.as_str()).join("workspace");
     let _ = rustix::mount::unmount(&workspace, rustix::mount::UnmountFlags::DETACH);
     let registry = rusqlite::Connection::open(state.path().join("registry.db")).unwrap();
-    registry.execute("UPDATE sandboxes SET boot = 'before', placed = json_set(placed, '$.pid', 1)", []).unwrap();
+    registry
+        .execute("UPDATE sandboxes SET boot = 'before', placed = json_set(placed, '$.pid', 1)", [])
+        .unwrap();
     drop(registry);
 
     let engine = engine(state.path());
@@ -256,14 +259,20 @@ async fn files_are_reached_from_outside_and_belong_to_the_box() {
         sync: false,
     };
     engine.file(&record, FileRequest::Write(write)).unwrap();
-    let (out, _) = bash(&engine, &record, "cat dir/*; stat -c %U dir/*; echo ' inside' >> dir/*; ln -s /etc/passwd out").await.unwrap();
+    let (out, _) =
+        bash(&engine, &record, "cat dir/*; stat -c %U dir/*; echo ' inside' >> dir/*; ln -s /etc/passwd out")
+            .await
+            .unwrap();
     assert_eq!(out, "hellouser\n");
-    let FileReply::Read(read) = engine.file(&record, FileRequest::Read(Read { path, offset: 0, len: None })).unwrap() else {
+    let FileReply::Read(read) =
+        engine.file(&record, FileRequest::Read(Read { path, offset: 0, len: None })).unwrap()
+    else {
         panic!("another answer")
     };
     assert_eq!(read.data.0, b"hello inside\n");
     let out = GuestPath::parse("out").unwrap();
-    let problem = engine.file(&record, FileRequest::Read(Read { path: out, offset: 0, len: None })).unwrap_err();
+    let problem =
+        engine.file(&record, FileRequest::Read(Read { path: out, offset: 0, len: None })).unwrap_err();
     assert_eq!(problem.code, carrel_proto::problem::Code::PathOutside);
     engine.close(&record, None).await.unwrap();
 }

@@ -20,10 +20,17 @@ const CPU_PERIOD_US: u64 = 100_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hierarchy {
     /// The directory below which we may make cgroups, and the controllers usable there.
-    V2 { base: PathBuf, controllers: Vec<String> },
+    V2 {
+        base: PathBuf,
+        controllers: Vec<String>,
+    },
     /// One directory per controller.
-    V1 { bases: Vec<(String, PathBuf)> },
-    None { why: String },
+    V1 {
+        bases: Vec<(String, PathBuf)>,
+    },
+    None {
+        why: String,
+    },
 }
 
 const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
@@ -119,7 +126,9 @@ impl Hierarchy {
     fn find_v1(mounts: &[Mount], membership: &str) -> Result<Self, String> {
         let mut bases = Vec::new();
         for controller in WANTED_V1 {
-            let found = mounts.iter().find(|mount| !mount.v2 && mount.controllers.iter().any(|name| name == controller));
+            let found = mounts
+                .iter()
+                .find(|mount| !mount.v2 && mount.controllers.iter().any(|name| name == controller));
             let Some(mount) = found else { continue };
             let own = own_path(membership, Some(controller)).map(|path| below(mount, &path));
             let base = [Some(mount.at.clone()), own].into_iter().flatten().find(|base| writable(base));
@@ -159,7 +168,9 @@ impl Hierarchy {
     /// How the limits of a sandbox are held on this host. The disk is not a matter of cgroups.
     pub fn enforced(&self, disk: Enforcement) -> Enforced {
         let by = |controller: &str| match self {
-            Self::V2 { controllers, .. } if controllers.iter().any(|name| name == controller) => Enforcement::CgroupV2,
+            Self::V2 { controllers, .. } if controllers.iter().any(|name| name == controller) => {
+                Enforcement::CgroupV2
+            }
             Self::V1 { bases } if bases.iter().any(|(name, _)| name == controller) => Enforcement::CgroupV1,
             Self::None { why } => Enforcement::Nothing(why.clone()),
             _ => Enforcement::Nothing(format!("the {controller} controller is not available")),
@@ -289,7 +300,11 @@ fn enable(base: &Path) -> io::Result<Vec<String>> {
         }
     }
     let on: Vec<String> = fs::read_to_string(&control)?.split_whitespace().map(str::to_owned).collect();
-    if on.iter().any(|name| name == "memory") { Ok(on) } else { last.and(Err(io::Error::other("no memory controller"))) }
+    if on.iter().any(|name| name == "memory") {
+        Ok(on)
+    } else {
+        last.and(Err(io::Error::other("no memory controller")))
+    }
 }
 
 #[cfg(test)]
@@ -319,7 +334,8 @@ mod tests {
 
     #[test]
     fn a_mount_of_a_subtree_shows_paths_below_it() {
-        let mount = Mount { root: "/docker/x".into(), at: "/sys/fs/cgroup".into(), v2: true, controllers: vec![] };
+        let mount =
+            Mount { root: "/docker/x".into(), at: "/sys/fs/cgroup".into(), v2: true, controllers: vec![] };
         assert_eq!(below(&mount, "/docker/x/inner"), Path::new("/sys/fs/cgroup/inner"));
         assert_eq!(below(&mount, "/"), Path::new("/sys/fs/cgroup"));
     }

@@ -56,8 +56,11 @@ fn limits(confinement: &Confinement) -> io::Result<()> {
     sys::limit(sys::LIMIT_CORE, 0)?;
     sys::limit(sys::LIMIT_NOFILE, OPEN_FILES)?;
     sys::limit(sys::LIMIT_MSGQUEUE, 64 << 10)?;
-    let optional =
-        [(sys::LIMIT_NPROC, confinement.nproc), (sys::LIMIT_DATA, confinement.data), (sys::LIMIT_FSIZE, confinement.fsize)];
+    let optional = [
+        (sys::LIMIT_NPROC, confinement.nproc),
+        (sys::LIMIT_DATA, confinement.data),
+        (sys::LIMIT_FSIZE, confinement.fsize),
+    ];
     for (resource, value) in optional {
         if let Some(value) = value {
             sys::limit(resource, value)?;

@@ -13,9 +13,9 @@ use std::{
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, chmodat, chownat, mkdirat, openat, symlinkat},
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
-        UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount, mount_change, move_mount,
-        open_tree, unmount,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
+        OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount,
+        mount_change, move_mount, open_tree, unmount,
     },
     process::{Gid, Uid, fchdir, pivot_root},
 };
@@ -28,15 +28,43 @@ use crate::sys::{self, MountAttributes};
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Step {
     /// A host file or directory with everything mounted below it.
-    Bind { source: String, target: String, writable: bool, device: bool },
+    Bind {
+        source: String,
+        target: String,
+        writable: bool,
+        device: bool,
+    },
     /// A host directory whose owner is shown as the box's user (needs root).
-    BindAsUser { source: String, target: String, writable: bool },
-    Tmpfs { target: String, size: u64, mode: u32, user: bool },
-    Dir { target: String, mode: u32, user: bool },
-    Symlink { target: String, link: String },
-    File { target: String, content: String },
-    Proc { target: String },
-    Devpts { target: String },
+    BindAsUser {
+        source: String,
+        target: String,
+        writable: bool,
+    },
+    Tmpfs {
+        target: String,
+        size: u64,
+        mode: u32,
+        user: bool,
+    },
+    Dir {
+        target: String,
+        mode: u32,
+        user: bool,
+    },
+    Symlink {
+        target: String,
+        link: String,
+    },
+    File {
+        target: String,
+        content: String,
+    },
+    Proc {
+        target: String,
+    },
+    Devpts {
+        target: String,
+    },
 }
 
 /// A failed step, with the words an operator needs.
@@ -68,19 +96,26 @@ pub fn open_bind(step: &Step, idmap: Option<BorrowedFd<'_>>) -> Result<Option<Tr
         Step::BindAsUser { source, writable, .. } => (source, *writable, false),
         _ => return Ok(None),
     };
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(CWD, source, flags).explain(|| format!("opening {source} for the box"))?;
     let mut set = sys::MOUNT_NO_SUID;
     set |= if writable { 0 } else { sys::MOUNT_READ_ONLY };
     set |= if device { sys::MOUNT_NO_EXEC } else { sys::MOUNT_NO_DEV };
     let attributes = MountAttributes { set, idmap, private: true };
-    sys::mount_setattr(tree.as_fd(), true, attributes).explain(|| format!("protecting the mount of {source}"))?;
+    sys::mount_setattr(tree.as_fd(), true, attributes)
+        .explain(|| format!("protecting the mount of {source}"))?;
     Ok(Some(Tree(tree)))
 }
 
 /// Makes the new root on the directory `at` and fills it. `trees` are the opened binds, in the plan's order; those
 /// that are missing are opened here.
-pub fn assemble(at: &Path, plan: &[Step], trees: Vec<Option<Tree>>, user: (u32, u32)) -> Result<OwnedFd, MountError> {
+pub fn assemble(
+    at: &Path,
+    plan: &[Step],
+    trees: Vec<Option<Tree>>,
+    user: (u32, u32),
+) -> Result<OwnedFd, MountError> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .explain(|| "making the mounts private".into())?;
     let root = tmpfs(1 << 20, 0o755).explain(|| "making the root".into())?;
@@ -95,13 +130,22 @@ pub fn assemble(at: &Path, plan: &[Step], trees: Vec<Option<Tree>>, user: (u32, 
     Ok(root)
 }
 
-fn execute(root: BorrowedFd<'_>, step: &Step, tree: Option<Tree>, user: (u32, u32)) -> Result<(), MountError> {
-    let own = |path: &str| chownat(root, path, Some(Uid::from_raw(user.0)), Some(Gid::from_raw(user.1)), AtFlags::empty());
+fn execute(
+    root: BorrowedFd<'_>,
+    step: &Step,
+    tree: Option<Tree>,
+    user: (u32, u32),
+) -> Result<(), MountError> {
+    let own = |path: &str| {
+        chownat(root, path, Some(Uid::from_raw(user.0)), Some(Gid::from_raw(user.1)), AtFlags::empty())
+    };
     match step {
         Step::Bind { source, target, .. } | Step::BindAsUser { source, target, .. } => {
             let tree = match tree {
                 Some(tree) => tree,
-                None => open_bind(step, None)?.ok_or(io::Error::from(io::ErrorKind::InvalidInput)).explain(String::new)?,
+                None => open_bind(step, None)?
+                    .ok_or(io::Error::from(io::ErrorKind::InvalidInput))
+                    .explain(String::new)?,
             };
             let is_dir = rustix::fs::fstat(&tree.0).is_ok_and(|stat| stat.st_mode & 0o170_000 == 0o040_000);
             let path = make_target(root, target, is_dir)?;
@@ -146,7 +190,10 @@ fn execute(root: BorrowedFd<'_>, step: &Step, tree: Option<Tree>, user: (u32, u3
 fn tmpfs(size: u64, mode: u32) -> rustix::io::Result<OwnedFd> {
     // One inode per 16 KB, with a floor: small files must not fill memory through their inodes.
     let inodes = (size >> 14).max(1024);
-    special("tmpfs", &[("size", &size.to_string()), ("mode", &format!("{mode:o}")), ("nr_inodes", &inodes.to_string())])
+    special(
+        "tmpfs",
+        &[("size", &size.to_string()), ("mode", &format!("{mode:o}")), ("nr_inodes", &inodes.to_string())],
+    )
 }
 
 fn special(kind: &str, options: &[(&str, &str)]) -> rustix::io::Result<OwnedFd> {
@@ -186,7 +233,8 @@ fn make_target<'a>(root: BorrowedFd<'_>, target: &'a str, directory: bool) -> Re
     let made = if directory {
         mkdirat(root, path, Mode::from_raw_mode(0o755))
     } else {
-        openat(root, path, OFlags::CREATE | OFlags::CLOEXEC | OFlags::RDONLY, Mode::from_raw_mode(0o644)).map(drop)
+        openat(root, path, OFlags::CREATE | OFlags::CLOEXEC | OFlags::RDONLY, Mode::from_raw_mode(0o644))
+            .map(drop)
     };
     match made {
         Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(path),
@@ -198,7 +246,8 @@ fn make_target<'a>(root: BorrowedFd<'_>, target: &'a str, directory: bool) -> Re
 /// where agent and user code have one id, user code could otherwise put its own files there.
 pub fn enter(root: &OwnedFd) -> Result<(), MountError> {
     let seal = MountAttributes { set: sys::MOUNT_READ_ONLY, ..Default::default() };
-    let dev = openat(root, "dev", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).explain(|| "opening /dev".into())?;
+    let dev = openat(root, "dev", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .explain(|| "opening /dev".into())?;
     for mount in [root.as_fd(), dev.as_fd()] {
         sys::mount_setattr(mount, false, seal).explain(|| "sealing the root".into())?;
     }
@@ -209,7 +258,16 @@ pub fn enter(root: &OwnedFd) -> Result<(), MountError> {
 
 /// What of `/proc` says more about the host than a box needs.
 const MASKED: &[&str] = &[
-    "acpi", "asound", "interrupts", "kallsyms", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "sysrq-trigger",
+    "acpi",
+    "asound",
+    "interrupts",
+    "kallsyms",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
     "timer_list",
 ];
 

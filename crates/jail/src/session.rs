@@ -63,7 +63,9 @@ pub fn fork_into(
         // Weighs first when memory runs out, long before the agent. Inherited by all that follows.
         let heavy = std::fs::write("/proc/self/oom_score_adj", "1000");
         let inside = match init {
-            Some(init) => move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT).map_err(Into::into),
+            Some(init) => {
+                move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT).map_err(Into::into)
+            }
             None => Ok(()),
         };
         sys::exit_now(body(heavy.and(inside)))

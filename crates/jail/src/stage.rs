@@ -153,13 +153,15 @@ fn try_run() -> Result<(), Failure> {
     let listener = UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?;
 
     match spec.isolation.clone() {
-        Isolation::Weak => match sys::fork(&thread, 0, born_in.as_ref().map(AsFd::as_fd)).or_fail("starting the agent")? {
-            Forked::Parent { pid, .. } => {
-                say(&Report::Pid(pid));
-                Ok(())
+        Isolation::Weak => {
+            match sys::fork(&thread, 0, born_in.as_ref().map(AsFd::as_fd)).or_fail("starting the agent")? {
+                Forked::Parent { pid, .. } => {
+                    say(&Report::Pid(pid));
+                    Ok(())
+                }
+                Forked::Child => Err(become_agent(&mut spec, &listener, &meters, None)),
             }
-            Forked::Child => Err(become_agent(&mut spec, &listener, &meters, None)),
-        },
+        }
         Isolation::Jail { ids, plan } => {
             let privileged = userns::has_many_ids();
             let mut trees = Vec::new();
@@ -176,10 +178,15 @@ fn try_run() -> Result<(), Failure> {
             }
             let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
             let forked = sys::fork(&thread, NAMESPACES as u64, born_in.as_ref().map(AsFd::as_fd));
-            match forked.map_err(|error| Failure { namespaces: true, ..Failure::new("making the namespaces", &error) })? {
+            match forked.map_err(|error| Failure {
+                namespaces: true,
+                ..Failure::new("making the namespaces", &error)
+            })? {
                 Forked::Parent { pid, .. } => {
-                    userns::write_maps(pid, &ids, privileged)
-                        .map_err(|error| Failure { namespaces: true, ..Failure::new("mapping user ids", &error) })?;
+                    userns::write_maps(pid, &ids, privileged).map_err(|error| Failure {
+                        namespaces: true,
+                        ..Failure::new("mapping user ids", &error)
+                    })?;
                     say(&Report::Pid(pid));
                     rustix::io::write(&go, b"g").or_fail("waking the box")?;
                     Ok(())
@@ -219,7 +226,9 @@ impl Handover {
         Ok(Self {
             oom: open(&spec.oom, false).or_fail(meters)?,
             // Writing resets the peak where the kernel can do that; reading alone is enough elsewhere.
-            memory_peak: open(&spec.memory_peak, true).or_else(|_| open(&spec.memory_peak, false)).or_fail(meters)?,
+            memory_peak: open(&spec.memory_peak, true)
+                .or_else(|_| open(&spec.memory_peak, false))
+                .or_fail(meters)?,
             cpu: open(&spec.cpu, false).or_fail(meters)?,
             pids: open(&spec.pids, false).or_fail(meters)?,
         })
@@ -234,7 +243,12 @@ struct Inside {
 }
 
 /// In the child: everything up to `exec`. Comes back only with what went wrong.
-fn become_agent(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover, inside: Option<Inside>) -> Failure {
+fn become_agent(
+    spec: &mut BoxSpec,
+    listener: &UnixListener,
+    meters: &Handover,
+    inside: Option<Inside>,
+) -> Failure {
     match prepare(spec, listener, meters, inside) {
         Err(failure) => failure,
         Ok(program) => {
@@ -315,7 +329,8 @@ fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> 
     config.write_all(&text).or_fail(what)?;
     io::Seek::rewind(&mut config).or_fail(what)?;
     placed.push((high(config.as_fd())?, FIRST));
-    let null = high(File::options().read(true).write(true).open("/dev/null").or_fail("opening /dev/null")?.as_fd())?;
+    let null =
+        high(File::options().read(true).write(true).open("/dev/null").or_fail("opening /dev/null")?.as_fd())?;
     let log = rustix::fs::open(
         format!("{}/agent.log", spec.config.places.spool),
         OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC,
@@ -349,8 +364,11 @@ fn owner_map(thread: &SingleThread, source: &str, ids: &Ids) -> Result<OwnedFd, 
         }
         Forked::Parent { pid, .. } => {
             let map = |inside, outside| userns::Mapping { inside, outside };
-            let shown =
-                Ids { uid: vec![map(stat.st_uid, uid)], gid: vec![map(stat.st_gid, gid)], agent: stat.st_uid };
+            let shown = Ids {
+                uid: vec![map(stat.st_uid, uid)],
+                gid: vec![map(stat.st_gid, gid)],
+                agent: stat.st_uid,
+            };
             userns::write_maps(pid, &shown, true).or_fail(what)?;
             let namespace = File::open(format!("/proc/{pid}/ns/user")).or_fail(what)?;
             drop(done);

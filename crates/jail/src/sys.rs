@@ -5,7 +5,8 @@
 use std::{
     io,
     marker::PhantomData,
-    mem, os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
 };
 
@@ -26,6 +27,11 @@ impl SingleThread {
         }
         Ok(Self(PhantomData))
     }
+}
+
+/// A descriptor as system calls with 64-bit fields take it. Open ones are never negative.
+fn number(fd: BorrowedFd<'_>) -> u64 {
+    fd.as_raw_fd().unsigned_abs().into()
 }
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -52,7 +58,7 @@ pub fn fork(_: &SingleThread, namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -
     args.exit_signal = libc::SIGCHLD as u64;
     if let Some(cgroup) = cgroup {
         args.flags |= CLONE_INTO_CGROUP;
-        args.cgroup = cgroup.as_raw_fd() as u64;
+        args.cgroup = number(cgroup);
     }
     // SAFETY: the witness says there is one thread, no stack is given, and no memory is shared, so the child is
     // an ordinary forked process; `args` outlives the call.
@@ -89,12 +95,16 @@ pub const MOUNT_NO_EXEC: u64 = 8;
 const MOUNT_IDMAP: u64 = 0x0010_0000;
 
 /// Sets attributes on the mount that `tree` is, and on all below it if `recursive`.
-pub fn mount_setattr(tree: BorrowedFd<'_>, recursive: bool, attributes: MountAttributes<'_>) -> io::Result<()> {
+pub fn mount_setattr(
+    tree: BorrowedFd<'_>,
+    recursive: bool,
+    attributes: MountAttributes<'_>,
+) -> io::Result<()> {
     let mut attr = libc::mount_attr {
         attr_set: attributes.set | if attributes.idmap.is_some() { MOUNT_IDMAP } else { 0 },
         attr_clr: 0,
         propagation: if attributes.private { libc::MS_PRIVATE } else { 0 },
-        userns_fd: attributes.idmap.map_or(0, |fd| fd.as_raw_fd() as u64),
+        userns_fd: attributes.idmap.map_or(0, number),
     };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is a valid empty C string and `attr` is a valid structure of the size given.
@@ -114,8 +124,9 @@ pub fn mount_setattr(tree: BorrowedFd<'_>, recursive: bool, attributes: MountAtt
 /// Marks every descriptor from `first` on close-on-exec.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: only flags of descriptors change; none is closed under its owner.
-    let result =
-        unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_uint) };
+    let result = unsafe {
+        libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_uint)
+    };
     check(result).map(drop)
 }
 
@@ -140,13 +151,16 @@ pub fn seccomp_load(filter: &[Instruction]) -> io::Result<()> {
     check(result).map(drop)
 }
 
+/// `IFF_UP` in the type of the field that takes it.
+const UP: libc::c_short = 1;
+
 /// Brings the loopback interface of this network namespace up.
 pub fn loopback_up(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: ifreq is integers and bytes in a union; all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     request.ifr_name[0] = b'l' as libc::c_char;
     request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
+    request.ifr_ifru.ifru_flags = UP;
     // SAFETY: SIOCSIFFLAGS reads one ifreq, which `request` is.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) };
     check(result.into()).map(drop)
@@ -269,30 +283,38 @@ pub fn ignore_sigpipe() {
 }
 
 /// Sets one resource limit, soft and hard alike, never above the present hard one.
-pub fn limit(resource: u32, value: u64) -> io::Result<()> {
+pub fn limit(resource: Resource, value: u64) -> io::Result<()> {
     let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `now` is a valid, writable rlimit.
-    let got = unsafe { libc::getrlimit(resource as _, &raw mut now) };
+    let got = unsafe { libc::getrlimit(resource, &raw mut now) };
     check(got.into())?;
     let value = value.min(now.rlim_max);
     let new = libc::rlimit { rlim_cur: value, rlim_max: value };
     // SAFETY: `new` is a valid rlimit.
-    let set = unsafe { libc::setrlimit(resource as _, &raw const new) };
+    let set = unsafe { libc::setrlimit(resource, &raw const new) };
     check(set.into()).map(drop)
 }
 
-pub const LIMIT_CORE: u32 = libc::RLIMIT_CORE as u32;
-pub const LIMIT_NPROC: u32 = libc::RLIMIT_NPROC as u32;
-pub const LIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE as u32;
-pub const LIMIT_DATA: u32 = libc::RLIMIT_DATA as u32;
-pub const LIMIT_FSIZE: u32 = libc::RLIMIT_FSIZE as u32;
-pub const LIMIT_MSGQUEUE: u32 = libc::RLIMIT_MSGQUEUE as u32;
+/// The kind of a resource limit; its type differs between C libraries.
+pub type Resource = libc::__rlimit_resource_t;
+
+pub const LIMIT_CORE: Resource = libc::RLIMIT_CORE;
+pub const LIMIT_NPROC: Resource = libc::RLIMIT_NPROC;
+pub const LIMIT_NOFILE: Resource = libc::RLIMIT_NOFILE;
+pub const LIMIT_DATA: Resource = libc::RLIMIT_DATA;
+pub const LIMIT_FSIZE: Resource = libc::RLIMIT_FSIZE;
+pub const LIMIT_MSGQUEUE: Resource = libc::RLIMIT_MSGQUEUE;
 
 /// Puts a copy of `from` at the number `to`, open across `exec`.
 pub fn place(from: impl AsFd, to: RawFd) -> io::Result<()> {
     let from = from.as_fd().as_raw_fd();
+    if from == to {
+        // SAFETY: only the close-on-exec flag of an open descriptor changes.
+        let result = unsafe { libc::fcntl(from, libc::F_SETFD, 0) };
+        return check(result.into()).map(drop);
+    }
     // SAFETY: callers are children on their way to `exec`, in which no owner of `to` will be dropped.
-    let result = unsafe { if from == to { libc::fcntl(from, libc::F_SETFD, 0) } else { libc::dup2(from, to) } };
+    let result = unsafe { libc::dup2(from, to) };
     check(result.into()).map(drop)
 }
 

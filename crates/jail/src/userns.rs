@@ -63,7 +63,9 @@ pub const ID_PAIRS: u32 = 200_000_000;
 pub fn has_many_ids() -> bool {
     let covers = |line: &str| {
         let mut numbers = line.split_whitespace().map(str::parse::<u64>);
-        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) = (numbers.next(), numbers.next(), numbers.next()) else {
+        let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =
+            (numbers.next(), numbers.next(), numbers.next())
+        else {
             return false;
         };
         first <= u64::from(FIRST_ID) && first + count >= u64::from(FIRST_ID + 2 * ID_PAIRS)

@@ -31,7 +31,8 @@ const SMALLEST_IMAGE: u64 = 8 << 20;
 /// One inode per this many bytes: bounds the number of files with the size.
 const BYTES_PER_INODE: &str = "16384";
 
-const TOOLS: [&str; 4] = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4", "/usr/local/sbin/mkfs.ext4"];
+const TOOLS: [&str; 4] =
+    ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4", "/usr/local/sbin/mkfs.ext4"];
 
 fn mkfs() -> Option<&'static str> {
     TOOLS.into_iter().find(|path| Path::new(path).exists())
@@ -137,7 +138,18 @@ fn template(templates: &Path, limit: ByteSize) -> io::Result<PathBuf> {
     let tool = mkfs().ok_or_else(|| io::Error::other("mkfs.ext4 is not installed"))?;
     let options = "lazy_itable_init=1,nodiscard,root_owner=0:0";
     let output = Command::new(tool)
-        .args(["-q", "-F", "-m", "0", "-i", BYTES_PER_INODE, "-O", "^has_journal,^resize_inode", "-E", options])
+        .args([
+            "-q",
+            "-F",
+            "-m",
+            "0",
+            "-i",
+            BYTES_PER_INODE,
+            "-O",
+            "^has_journal,^resize_inode",
+            "-E",
+            options,
+        ])
         .arg(&making)
         .stdin(Stdio::null())
         .output()?;

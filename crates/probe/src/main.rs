@@ -42,8 +42,7 @@ const LIGHT_LIMIT: Duration = Duration::from_secs(10);
 /// Heavy attacks stop themselves within ten seconds and then clean up.
 const HEAVY_LIMIT: Duration = Duration::from_secs(20);
 
-const USAGE: &str =
-    "usage: carrel-probe list | run NAME [--fact key=value]... | all [--group G] [--fact key=value]... | cling WAY";
+const USAGE: &str = "usage: carrel-probe list | run NAME [--fact key=value]... | all [--group G] [--fact key=value]... | cling WAY";
 
 #[derive(Serialize)]
 struct Listed {

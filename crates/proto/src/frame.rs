@@ -192,7 +192,7 @@ impl Decoder {
     }
 
     /// The next whole frame, if there is one.
-    pub fn next(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
+    pub fn take(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
         if self.peek()?.is_none() {
             return Ok(None);
         }
@@ -244,7 +244,7 @@ mod tests {
             space[..count].copy_from_slice(&bytes[..count]);
             decoder.filled(count);
             bytes = &bytes[count..];
-            while let Some(frame) = decoder.next()? {
+            while let Some(frame) = decoder.take()? {
                 let body = match frame.body {
                     Body::Message(json) => json.to_vec(),
                     Body::Data { bytes, .. } => bytes.to_vec(),
@@ -304,7 +304,7 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.space()[..wire.len()].copy_from_slice(&wire);
         decoder.filled(wire.len());
-        let frame = decoder.next().unwrap().unwrap();
+        let frame = decoder.take().unwrap().unwrap();
         assert_eq!(frame.tag, 9);
         assert_eq!(frame.body.parse::<Request>().unwrap(), request);
     }

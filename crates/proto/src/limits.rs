@@ -48,7 +48,7 @@ impl fmt::Display for ByteSize {
         for (shift, unit) in [(40, "TB"), (30, "GB"), (20, "MB"), (10, "KB")] {
             if self.0 >> shift > 0 {
                 let whole = self.0 >> shift;
-                let tenth = (self.0 & ((1 << shift) - 1)) * 10 >> shift;
+                let tenth = ((self.0 & ((1 << shift) - 1)) * 10) >> shift;
                 return if tenth == 0 {
                     write!(f, "{whole} {unit}")
                 } else {

@@ -126,7 +126,9 @@ fn init_mem(_: &Facts) -> Outcome {
         let file = fs::OpenOptions::new().read(!write).write(write).open("/proc/1/mem");
         match file {
             // A read-only /proc says no before anyone else is asked.
-            Err(error) => expect_errno::<()>(what, Err(errno_of(&error)), &[NO_FILE, &[Errno::ROFS]].concat()),
+            Err(error) => {
+                expect_errno::<()>(what, Err(errno_of(&error)), &[NO_FILE, &[Errno::ROFS]].concat())
+            }
             // Opening works in some kernels where every access then fails.
             Ok(mut file) if !write => {
                 let _ = file.seek(SeekFrom::Start(0x1000));

@@ -7,7 +7,9 @@ use super::init::{iovec, unreadable};
 use crate::facts::Facts;
 use crate::isolate::step;
 use crate::look;
-use crate::outcome::{NO_FILE, Outcome, REFUSED, errno_of, expect_errno, held, merge, name, none_found, skipped};
+use crate::outcome::{
+    NO_FILE, Outcome, REFUSED, errno_of, expect_errno, held, merge, name, none_found, skipped,
+};
 use crate::sys::sys;
 use crate::table::Probe;
 use rustix::io::Errno;
@@ -18,8 +20,14 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe::light("read-runner", "read memory, environment and descriptors of the stub around a call", |_| {
         on_runners(read)
     }),
-    Probe::light("trace-runner", "trace the stub around a call, or take its descriptors", |_| on_runners(trace)),
-    Probe::light("runner-rights", "find capabilities in carrel's stubs beyond ending processes", runner_rights),
+    Probe::light("trace-runner", "trace the stub around a call, or take its descriptors", |_| {
+        on_runners(trace)
+    }),
+    Probe::light(
+        "runner-rights",
+        "find capabilities in carrel's stubs beyond ending processes",
+        runner_rights,
+    ),
 ];
 
 /// Stubs of this session other than its init.
@@ -64,7 +72,8 @@ fn read(pid: i32) -> Outcome {
             none_found(&format!("descriptors of {pid} listed"), &seen)
         }
     };
-    let outcome = merge(files.map(|file| unreadable(&format!("/proc/{pid}/{file}"))).into_iter().chain([listed]));
+    let outcome =
+        merge(files.map(|file| unreadable(&format!("/proc/{pid}/{file}"))).into_iter().chain([listed]));
     match outcome.verdict {
         crate::outcome::Verdict::Held => held(format!("{pid}: nothing of it can be read")),
         _ => outcome,
@@ -86,7 +95,11 @@ fn trace(pid: i32) -> Outcome {
         step("pidfd_getfd", || match sys!(SYS_pidfd_open, pid, 0) {
             Err(errno) => held(format!("pidfd_open({pid}): {}", name(errno))),
             Ok(fd) => merge((0..8).map(|number| {
-                expect_errno(&format!("pidfd_getfd({pid}, {number})"), sys!(SYS_pidfd_getfd, fd, number, 0), &allowed)
+                expect_errno(
+                    &format!("pidfd_getfd({pid}, {number})"),
+                    sys!(SYS_pidfd_getfd, fd, number, 0),
+                    &allowed,
+                )
             })),
         }),
     ])
@@ -101,7 +114,9 @@ fn runner_rights(_: &Facts) -> Outcome {
         let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
         seen += 1;
         for line in status.lines() {
-            let Some((set, bits)) = line.split_once(':').filter(|(set, _)| set.starts_with("Cap")) else { continue };
+            let Some((set, bits)) = line.split_once(':').filter(|(set, _)| set.starts_with("Cap")) else {
+                continue;
+            };
             if u64::from_str_radix(bits.trim(), 16).is_ok_and(|bits| bits & !KILL != 0) {
                 found.push(format!("{pid} {set} {}", bits.trim()));
             }
