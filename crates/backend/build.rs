@@ -7,6 +7,7 @@ use std::{
     env,
     error::Error,
     fs,
+    hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -39,7 +40,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for name in PROGRAMS {
         let built = nested.join(&target).join("guest").join(name);
-        fs::copy(&built, out.join(name)).map_err(|error| format!("{}: {error}", built.display()))?;
+        let program = fs::read(&built).map_err(|error| format!("{}: {error}", built.display()))?;
+        fs::write(out.join(name), &program)?;
+        let mut hasher = DefaultHasher::new();
+        program.hash(&mut hasher);
+        let variable = format!("{}_HASH", name.replace('-', "_").to_uppercase());
+        println!("cargo::rustc-env={variable}={:016x}", hasher.finish());
     }
     Ok(())
 }

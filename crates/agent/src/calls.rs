@@ -29,7 +29,8 @@ use crate::{
 
 /// Finished runs and execs that stay readable; the oldest go first.
 const KEPT: usize = 256;
-const SIGINT: u8 = 2;
+/// Finished calls whose output is still in memory alone, at most 64 KB each.
+const UNSPOOLED: usize = 8;
 /// How long a runner may take to report the end of its process.
 const RUNNER_GRACE: Duration = Duration::from_millis(500);
 const REMINDER: Duration = Duration::from_millis(100);
@@ -183,7 +184,7 @@ impl Agent {
     fn interrupt(&self, number: u64) {
         let interpreter = self.execs.get(&number).and_then(|exec| self.interpreters.get(&exec.process?));
         if !interpreter.is_some_and(|interpreter| interpreter.renewing) {
-            self.runner(number).into_iter().for_each(|runner| runner.signal(SIGINT));
+            self.runner(number).into_iter().for_each(Runner::interrupt);
         }
     }
 
@@ -270,10 +271,20 @@ impl Agent {
         exec.state = State::Finished(outcome.clone());
         self.last_activity = Instant::now();
         self.tell(number, &outcome);
-        if let Some(exec) = self.execs.get_mut(&number)
-            && let Err(error) = exec.output.close()
-        {
-            crate::say(&format!("keeping output: {error}"));
+        self.unspooled.push(number);
+        if self.unspooled.len() > UNSPOOLED {
+            self.spool();
+        }
+    }
+
+    /// Writes the output of finished calls to disk. Not right at their end: the next call may be on its way.
+    pub(crate) fn spool(&mut self) {
+        for number in std::mem::take(&mut self.unspooled) {
+            if let Some(exec) = self.execs.get_mut(&number)
+                && let Err(error) = exec.output.close()
+            {
+                crate::say(&format!("keeping output: {error}"));
+            }
         }
         self.forget_oldest();
     }

@@ -116,6 +116,10 @@ impl Output {
             if !spooled && wanted.is_some_and(|wanted| first.number >= wanted) {
                 break;
             }
+            // The end stays readable, however large the chunks are: a gap shows only between two of them.
+            if !spooled && self.recent_bytes - first.bytes.len() < TAIL {
+                break;
+            }
             if !spooled {
                 self.dropped += first.bytes.len() as u64;
             }
@@ -212,6 +216,21 @@ mod tests {
         assert_eq!(offset + last.len() as u64, 1_000_000, "the tail is kept");
         let kept: usize = chunks.iter().map(|(_, _, text)| text.len()).sum();
         assert_eq!(kept as u64 + output.dropped(), 1_000_000);
+        output.discard();
+    }
+
+    #[test]
+    fn the_tail_is_kept_when_one_chunk_is_larger_than_it() {
+        let mut output = fresh(1000, "large");
+        for _ in 0..10 {
+            output.push(Stream::Stdout, vec![b'x'; 4 * TAIL]);
+            output.settle(None).unwrap();
+        }
+        output.close().unwrap();
+        let chunks = text(&output, 0);
+        let (_, offset, last) = chunks.last().unwrap();
+        assert_eq!(offset + last.len() as u64, 40 * TAIL as u64);
+        assert_eq!(output.dropped(), 32 * TAIL as u64, "all but the first and the last");
         output.discard();
     }
 

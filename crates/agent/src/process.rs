@@ -208,6 +208,11 @@ fn is_running(pid: &str) -> bool {
     end.is_some_and(|end| stat.get(end + 2) != Some(&b'Z'))
 }
 
+/// The process that a runner has started: the first of its children for as long as it lives.
+pub(crate) fn main_of(runner: i32) -> Option<i32> {
+    children(&runner.to_string()).first()?.parse().ok()
+}
+
 /// What runs below a runner besides its own process; and that process's use.
 pub(crate) fn below(runner: i32, with_usage: bool) -> (u32, Usage) {
     let direct = children(&runner.to_string());

@@ -106,7 +106,7 @@ impl Agent {
         Ok(&self.sessions[name])
     }
 
-    fn open_session(&mut self, open: OpenSession) -> Result<(), Problem> {
+    pub(crate) fn open_session(&mut self, open: OpenSession) -> Result<(), Problem> {
         if self.sessions.contains_key(&open.name) {
             return Err(Problem::new(
                 Code::SessionExists,

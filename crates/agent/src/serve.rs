@@ -15,7 +15,7 @@ use carrel_proto::{
     frame::{Body, Stream},
     guest::{AgentConfig, EndReason, Language},
     id::{ExecId, SessionName},
-    message::{Event, Request},
+    message::{Event, OpenSession, Request},
     outcome::Outcome,
     problem::{Code, Problem},
 };
@@ -40,6 +40,8 @@ const CONFIG: i32 = 3;
 const MAX_CONNECTIONS: usize = 256;
 /// A caller this far behind slows the code down, as a full pipe would.
 const PAUSE: usize = 2 << 20;
+/// So long after the last request or end, nobody is in the middle of a row of calls.
+const QUIET: Duration = Duration::from_millis(5);
 
 pub(crate) struct Agent {
     pub(crate) config: AgentConfig,
@@ -58,6 +60,8 @@ pub(crate) struct Agent {
     pub(crate) execs: BTreeMap<u64, Exec>,
     /// Interpreters that died while nobody was looking: the next call is told.
     pub(crate) lost: BTreeSet<(SessionName, Language)>,
+    /// Finished calls whose output waits for a quiet moment to be written to disk.
+    pub(crate) unspooled: Vec<u64>,
     pub(crate) waits: Vec<Wait>,
     next_number: u32,
     pub(crate) next_exec: u64,
@@ -109,6 +113,7 @@ pub(crate) fn run() -> io::Result<()> {
         interpreters: BTreeMap::new(),
         execs: BTreeMap::new(),
         lost: BTreeSet::new(),
+        unspooled: Vec::new(),
         waits: Vec::new(),
         next_number: 1,
         next_exec: 1,
@@ -117,6 +122,10 @@ pub(crate) fn run() -> io::Result<()> {
         scratch: Vec::new(),
         ending: None,
     };
+    // Nearly every sandbox needs it, and its caller is not there yet.
+    if let Err(problem) = agent.open_session(OpenSession { name: SessionName::main(), cwd: None, env: BTreeMap::new() }) {
+        crate::say(&problem.message);
+    }
     agent.serve()
 }
 
@@ -177,6 +186,14 @@ impl Agent {
                 }
             } else {
                 sooner(due);
+            }
+        }
+        if !self.unspooled.is_empty() {
+            let quiet = self.last_activity + QUIET;
+            if quiet <= now {
+                self.spool();
+            } else {
+                sooner(quiet);
             }
         }
         let lifetime = self.started + Duration::from_secs(self.config.max_lifetime_s);

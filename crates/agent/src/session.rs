@@ -6,7 +6,7 @@ use carrel_jail::{
     confine::Confinement,
     session::{self as namespace, Child},
     sys::SingleThread,
-    tree,
+    tree, userns,
 };
 use carrel_proto::guest::AgentConfig;
 use rustix::{
@@ -14,7 +14,10 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
 };
 
-use crate::runner::{self, Launch};
+use crate::{
+    process,
+    runner::{self, Launch},
+};
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -23,6 +26,8 @@ pub(crate) struct Session {
     pub(crate) cwd: String,
     pub(crate) env: BTreeMap<String, String>,
 }
+
+const SIGINT: u8 = 2;
 
 /// A started runner and the line to it.
 #[derive(Debug)]
@@ -36,6 +41,15 @@ impl Runner {
     pub(crate) fn signal(&self, signal: u8) {
         // A runner that is gone has nothing left to signal.
         let _ = rustix::io::write(&self.orders, &[signal]);
+    }
+
+    /// Interrupts the runner's process at once. By way of the runner it would arrive a moment later: in the next call.
+    pub(crate) fn interrupt(&self) {
+        use rustix::process::{Signal, kill_process_group};
+        match process::main_of(self.child.pid) {
+            Some(main) => drop(kill_process_group(userns::pid(main), Signal::INT)),
+            None => self.signal(SIGINT),
+        }
     }
 
     /// Ends everything below the runner.

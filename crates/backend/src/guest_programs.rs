@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, Permissions},
-    hash::{DefaultHasher, Hash, Hasher},
     io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -13,7 +12,8 @@ const PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrel-probe"));
 
 /// The agent's program as a file below `directory`, written if it is not there yet.
 pub fn agent(directory: &Path) -> io::Result<PathBuf> {
-    lay_down(directory, "agent", AGENT)
+    // Named by content: two versions of carrel may share one state directory, and running boxes keep theirs.
+    lay_down(directory, concat!("agent-", env!("CARREL_AGENT_HASH")), AGENT)
 }
 
 /// The attacker's toolkit of `carrel doctor --prove`.
@@ -22,10 +22,7 @@ pub fn probe() -> &'static [u8] {
 }
 
 fn lay_down(directory: &Path, name: &str, program: &[u8]) -> io::Result<PathBuf> {
-    // Named by content: two versions of carrel may share one state directory, and running boxes keep theirs.
-    let mut hasher = DefaultHasher::new();
-    program.hash(&mut hasher);
-    let path = directory.join(format!("{name}-{:016x}", hasher.finish()));
+    let path = directory.join(name);
     if fs::metadata(&path).is_ok_and(|meta| meta.len() == program.len() as u64) {
         return Ok(path);
     }

@@ -26,7 +26,14 @@ async fn a_terminal_is_one_and_has_a_size() {
     assert_eq!(sandbox.exec(&["tty"]).await.kept(1).out(), "not a tty\n");
 
     // A new size arrives with its signal, before the input that follows it.
-    let watch = "import signal, os, sys\nsignal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size(), flush=True))\nprint('ready', flush=True)\nprint(input())\nprint(os.get_terminal_size())";
+    let watch = "
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
+print('ready', flush=True)
+signal.sigwait([signal.SIGWINCH])
+print(os.get_terminal_size(), flush=True)
+print(input())
+print(os.get_terminal_size())";
     let mut live = sandbox.launch(on_a_terminal(&["python3", "-c", watch])).await;
     live.until("ready").await;
     live.control().resize(40, 100).await.unwrap();
@@ -49,9 +56,10 @@ async fn keys_mean_what_they_mean_on_a_terminal() {
 
     // An interactive shell (the command says itself that it is there): control-C ends the command in it, control-D the shell.
     let mut live = sandbox.launch(on_a_terminal(&["bash", "--norc", "-i"])).await;
-    live.control().input(b"PS1='$ '; sh -c 'echo in$((1+1)); exec sleep 1000'\r").await.unwrap();
+    live.control().input(b"PS1='p$((2+2))> '; sh -c 'echo in$((1+1)); exec sleep 1000'\r").await.unwrap();
     live.until("in2").await;
     live.control().input(b"\x03").await.unwrap();
+    live.until("p4> ").await;
     live.control().input(b"echo out$((1+2))\r").await.unwrap();
     live.until("out3").await;
     assert!(!String::from_utf8_lossy(&live.screen).contains("no job control"));

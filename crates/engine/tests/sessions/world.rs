@@ -249,7 +249,12 @@ impl Live {
     }
 
     pub(crate) async fn step(&mut self) -> Step {
-        match in_time("more of a call", self.call.next()).await.unwrap() {
+        let Ok(next) = tokio::time::timeout(DEADLINE, self.call.next()).await else {
+            let tail = |bytes: &[u8]| lossy(&bytes[bytes.len().saturating_sub(1000)..]);
+            let so_far = (tail(&self.stdout), tail(&self.stderr), tail(&self.screen));
+            panic!("{}: nothing more within {DEADLINE:?}; so far {so_far:?}", self.id);
+        };
+        match next.unwrap() {
             Output::Started(id) => panic!("{id} started again"),
             Output::Bytes { stream, chunk, offset, bytes } => {
                 let length = bytes.len() as u64;
