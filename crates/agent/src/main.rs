@@ -14,6 +14,7 @@ mod calls;
 mod connection;
 mod disk;
 mod drivers;
+mod execs;
 mod interpreter;
 mod meters;
 mod output;
@@ -21,9 +22,11 @@ mod poll;
 mod process;
 mod requests;
 mod runner;
+mod runs;
 mod serve;
 mod session;
 mod spool;
+mod streams;
 
 use std::{env, process::ExitCode};
 

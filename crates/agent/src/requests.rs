@@ -2,34 +2,26 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
-    io,
     path::PathBuf,
     time::{Duration, Instant, SystemTime},
 };
 
 use carrel_files::{Owner, Root};
 use carrel_proto::{
-    frame::Stream,
-    guest::{EndReason, Language},
+    guest::EndReason,
     id::{ExecId, SessionName},
-    limits::MAX_TIMEOUT,
-    message::{self, Event, MAX_ARGS, MAX_CODE, OpenSession, PROTOCOL, Request, SessionInfo, Status, What},
-    outcome::{Cause, SessionState},
+    message::{Event, OpenSession, PROTOCOL, Request, SessionInfo, Status, What},
+    outcome::Cause,
     problem::{Code, Problem},
 };
 
 use crate::{
-    calls::{Ending, Exec, State, limit_problem},
+    calls::{Exec, State},
     connection::Follower,
-    drivers,
-    interpreter::{Heard, Interpreter},
     output::Output,
-    poll::Token,
-    process::{self, Process, Role, Streams},
-    runner::Launch,
-    serve::{Agent, Wait},
-    session::{self, Session},
+    process::Role,
+    serve::Agent,
+    session::Session,
 };
 
 /// Sessions of one sandbox: each is two namespaces and a process.
@@ -84,7 +76,7 @@ impl Agent {
         }
     }
 
-    fn find(&self, exec: &ExecId) -> Result<u64, Problem> {
+    pub(crate) fn find(&self, exec: &ExecId) -> Result<u64, Problem> {
         self.exec_number(exec).ok_or_else(|| {
             Problem::new(Code::ExecNotFound, format!("there is no exec `{exec}` in this sandbox"))
                 .hint("list them with `carrel inspect`; only the newest are kept")
@@ -92,7 +84,7 @@ impl Agent {
     }
 
     /// The session, made now if it is the one that every sandbox has.
-    fn session(&mut self, name: &SessionName) -> Result<&Session, Problem> {
+    pub(crate) fn session(&mut self, name: &SessionName) -> Result<&Session, Problem> {
         if !self.sessions.contains_key(name) {
             if *name != SessionName::main() {
                 return Err(Problem::new(
@@ -133,7 +125,7 @@ impl Agent {
         Ok(())
     }
 
-    fn close_session(&mut self, name: &SessionName) -> Result<(), Problem> {
+    pub(crate) fn close_session(&mut self, name: &SessionName) -> Result<(), Problem> {
         let Some(session) = self.sessions.remove(name) else {
             return Err(Problem::new(
                 Code::SessionNotFound,
@@ -159,18 +151,7 @@ impl Agent {
         Ok(())
     }
 
-    fn close_interpreter(&mut self, id: u32) {
-        self.drain(id);
-        let Some(interpreter) = self.interpreters.remove(&id) else { return };
-        self.poller.forget(&interpreter.replies);
-        self.poller.forget(&interpreter.requests);
-        for number in interpreter.current.into_iter().chain(interpreter.queue) {
-            let problem = Problem::new(Code::Cancelled, "its session was closed").state(SessionState::Lost);
-            self.finish(number, Ending::Refused(problem));
-        }
-    }
-
-    fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let sessions = self.sessions.keys().map(|name| SessionInfo {
             name: name.clone(),
             interpreters: self
@@ -190,7 +171,10 @@ impl Agent {
         }
     }
 
-    fn files(&mut self, request: carrel_proto::files::FileRequest) -> Result<Option<Event>, Problem> {
+    pub(crate) fn files(
+        &mut self,
+        request: carrel_proto::files::FileRequest,
+    ) -> Result<Option<Event>, Problem> {
         let root = match &self.root {
             Some(root) => root,
             None => {
@@ -204,7 +188,7 @@ impl Agent {
     }
 
     /// Room for one more run or exec, with its record.
-    fn record(
+    pub(crate) fn record(
         &mut self,
         session: SessionName,
         what: What,
@@ -235,7 +219,7 @@ impl Agent {
         Ok(number)
     }
 
-    fn follow(&mut self, caller: u32, tag: u32, number: u64, cancel_on_disconnect: bool) {
+    pub(crate) fn follow(&mut self, caller: u32, tag: u32, number: u64, cancel_on_disconnect: bool) {
         if let Some(connection) = self.connections.get_mut(&caller) {
             connection.send(tag, &Event::Started { exec: ExecId::numbered(number), detached: false });
             connection.followers.push(Follower {
@@ -248,538 +232,4 @@ impl Agent {
             });
         }
     }
-
-    fn run(&mut self, caller: u32, tag: u32, run: message::Run) -> Result<(), Problem> {
-        if run.code.len() > MAX_CODE {
-            return Err(Problem::new(
-                Code::TooLarge,
-                format!("code of {} bytes; the most is {MAX_CODE}", run.code.len()),
-            )
-            .hint("write it to a file in /workspace and run that"));
-        }
-        let language = run.language;
-        let known =
-            self.config.interpreters.get(&language).filter(|interpreter| !interpreter.program.is_empty());
-        if known.is_none() {
-            let looked =
-                self.config.interpreters.get(&language).map_or("", |interpreter| &interpreter.missing);
-            let word = format!(
-                "this environment has no {}{}{looked}",
-                language.as_str(),
-                if looked.is_empty() { "" } else { ": looked for " }
-            );
-            return Err(Problem::new(Code::InterpreterMissing, word)
-                .hint("install it on the host, or use another environment"));
-        }
-        self.session(&run.session)?;
-        let timeout = Duration::from_millis(run.timeout_ms.max(1)).min(MAX_TIMEOUT);
-        let number = self.record(run.session.clone(), What::Run { language }, Some(timeout))?;
-        self.follow(caller, tag, number, run.cancel_on_disconnect);
-        let id = match self.interpreter_of(&run.session, language) {
-            Some(id) => id,
-            None if self.lost.remove(&(run.session.clone(), language)) => {
-                self.finish(number, Ending::Refused(died_between_calls()));
-                return Ok(());
-            }
-            None => match self.start_interpreter(&run.session, language) {
-                Ok(id) => id,
-                Err(error) => {
-                    let problem = not_started(
-                        &error,
-                        Code::InterpreterFailed,
-                        format!("starting {}: {error}", language.as_str()),
-                    );
-                    self.finish(number, Ending::Refused(problem));
-                    return Ok(());
-                }
-            },
-        };
-        if let Some(exec) = self.execs.get_mut(&number) {
-            exec.code = run.code;
-            exec.process = Some(id);
-        }
-        if let Some(interpreter) = self.interpreters.get_mut(&id) {
-            interpreter.queue.push_back(number);
-        }
-        self.next_call(id);
-        Ok(())
-    }
-
-    fn interpreter_of(&self, session: &SessionName, language: Language) -> Option<u32> {
-        self.interpreters
-            .iter()
-            .find(|(id, interpreter)| {
-                interpreter.language == language
-                    && self
-                        .processes
-                        .get(id)
-                        .is_some_and(|process| process.session == *session && !process.ended)
-            })
-            .map(|(id, _)| *id)
-    }
-
-    /// The one seam through which interpreters come to life.
-    fn start_interpreter(&mut self, session: &SessionName, language: Language) -> io::Result<u32> {
-        let streams = Streams::pipes(false, self.config.user)?;
-        let (request_read, requests) = process::input_pipe()?;
-        let (replies, reply_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        process::unblocked(&replies)?;
-        for fd in [&request_read, &reply_write] {
-            process::give(fd, self.config.user);
-        }
-        let run = self.config.places.run.clone();
-        let session_ref = &self.sessions[session];
-        let mut env = session_ref.env.clone();
-        let argv = drivers::command(language, &self.config.interpreters[&language], &run, &mut env);
-        let cwd = session_ref.cwd.clone();
-        let id = self.start(
-            session,
-            Role::Interpreter,
-            streams,
-            argv,
-            env,
-            cwd,
-            Some((request_read, reply_write)),
-            false,
-        )?;
-        let mut interpreter =
-            Interpreter::new(language, requests, replies, drivers::greeting(language, &run));
-        interpreter.flush();
-        self.poller.readable(&interpreter.replies, Token::Replies(id))?;
-        self.interpreters.insert(id, interpreter);
-        Ok(id)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "one place that brings a process to life, called twice")]
-    fn start(
-        &mut self,
-        session: &SessionName,
-        role: Role,
-        streams: Streams,
-        argv: Vec<OsString>,
-        env: BTreeMap<String, String>,
-        cwd: String,
-        control: Option<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)>,
-        terminal: bool,
-    ) -> io::Result<u32> {
-        let Streams { ours, stdin, stdout, stderr } = streams;
-        let launch = Launch {
-            argv,
-            env,
-            cwd,
-            stdin,
-            stdout,
-            stderr,
-            control,
-            terminal,
-            confinement: session::confinement(&self.config),
-            jailed: self.config.namespaces,
-        };
-        let runner = self.sessions[session].start(&self.thread, launch)?;
-        process::unblocked(&runner.orders)?;
-        let id = self.number();
-        self.poller.readable(&runner.orders, Token::Runner(id))?;
-        self.poller.readable(&ours.stdout, Token::Stdout(id))?;
-        if let Some(stderr) = &ours.stderr {
-            self.poller.readable(stderr, Token::Stderr(id))?;
-        }
-        let process = Process {
-            session: session.clone(),
-            runner,
-            role,
-            stdout: Some(ours.stdout),
-            stderr: ours.stderr,
-            stdin: ours.stdin,
-            terminal,
-            paused: false,
-            ended: false,
-        };
-        self.processes.insert(id, process);
-        Ok(id)
-    }
-
-    /// Gives an interpreter its next call, if it is ready for one.
-    fn next_call(&mut self, id: u32) {
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        if !interpreter.ready || interpreter.current.is_some() {
-            return;
-        }
-        let Some(number) = interpreter.queue.pop_front() else { return };
-        interpreter.current = Some(number);
-        let early: Vec<(Stream, Vec<u8>)> = [Stream::Stdout, Stream::Stderr]
-            .into_iter()
-            .zip(&mut interpreter.background)
-            .filter_map(|(stream, background)| Some((stream, background.take()?)))
-            .collect();
-        let language = interpreter.language;
-        let Some(exec) = self.execs.get_mut(&number) else { return };
-        for (stream, bytes) in early {
-            exec.output.push(stream, bytes);
-        }
-        let code = std::mem::take(&mut exec.code);
-        match drivers::request(language, &self.config.places.run, id, number, &code) {
-            Ok(request) => {
-                self.begin(number);
-                let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-                interpreter.unsent.extend_from_slice(&request);
-                if !interpreter.flush() {
-                    let _ = self.poller.writable(&interpreter.requests, Token::Requests(id));
-                }
-            }
-            Err(error) => {
-                interpreter.current = None;
-                self.finish(
-                    number,
-                    Ending::Refused(Problem::internal(format!("passing the code on: {error}"))),
-                );
-                self.next_call(id);
-            }
-        }
-    }
-
-    /// What a driver says.
-    pub(crate) fn hear_driver(&mut self, id: u32) {
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        match interpreter.hear(&mut self.scratch) {
-            Heard::End => {
-                self.poller.forget(&interpreter.replies);
-                interpreter.mute = Some(Instant::now());
-            }
-            Heard::Nonsense(what) => {
-                crate::say(&format!("a driver sent {what}"));
-                if let Some(process) = self.processes.get(&id) {
-                    process.runner.kill_all();
-                }
-            }
-            Heard::Replies(replies) => {
-                for reply in replies {
-                    self.driver_reply(id, reply);
-                }
-            }
-        }
-    }
-
-    fn driver_reply(&mut self, id: u32, reply: crate::interpreter::Reply) {
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        if reply.ready.is_some() && !interpreter.ready {
-            interpreter.ready = true;
-            return self.next_call(id);
-        }
-        if reply.renewed.is_some() {
-            interpreter.renewing = false;
-            return;
-        }
-        let Some(number) = interpreter.current.filter(|current| *current == reply.id) else { return };
-        // What was printed before comes before.
-        self.drain(id);
-        if let Some(display) = reply.display
-            && let Some(exec) = self.execs.get_mut(&number)
-        {
-            exec.output.push(Stream::Display, display.get().as_bytes().to_vec());
-        }
-        if let Some(done) = reply.done {
-            self.finish(number, Ending::Done { exit: done.exit, exception: done.error });
-            if let Some(interpreter) = self.interpreters.get_mut(&id) {
-                interpreter.current = None;
-                interpreter.renewing = done.renew;
-            }
-            self.next_call(id);
-        } else {
-            self.pump_followers(number);
-        }
-    }
-
-    /// An interpreter's process is gone, with whatever its calls were waiting for.
-    pub(crate) fn interpreter_gone(&mut self, id: u32, ending: Ending) {
-        let Some(mut interpreter) = self.interpreters.remove(&id) else { return };
-        self.poller.forget(&interpreter.replies);
-        self.poller.forget(&interpreter.requests);
-        let waiting: Vec<u64> = interpreter.queue.drain(..).collect();
-        match interpreter.current {
-            Some(number) => {
-                self.finish(number, ending);
-                for number in waiting {
-                    let problem = Problem::new(
-                        Code::StateLost,
-                        "an earlier call took the interpreter down before this one began",
-                    )
-                    .hint("nothing of this call ran; the next one starts a new interpreter")
-                    .state(SessionState::Lost);
-                    self.finish(number, Ending::Refused(problem));
-                }
-            }
-            None if interpreter.ready => {
-                // It died between calls: its next call must not run as if nothing had happened.
-                if waiting.is_empty()
-                    && let Some(process) = self.processes.get(&id)
-                {
-                    self.lost.insert((process.session.clone(), interpreter.language));
-                }
-                for number in waiting {
-                    self.finish(number, Ending::Refused(died_between_calls()));
-                }
-            }
-            None => {
-                let word =
-                    interpreter.background.iter_mut().rev().find_map(crate::interpreter::Background::take);
-                let said =
-                    word.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()).unwrap_or_default();
-                let language = interpreter.language.as_str();
-                for number in waiting {
-                    let problem =
-                        Problem::new(Code::InterpreterFailed, format!("{language} did not start: {said}"))
-                            .hint("`carrel doctor` shows which interpreters were found");
-                    self.finish(number, Ending::Refused(problem));
-                }
-            }
-        }
-    }
-
-    /// The program of a process could not be executed.
-    pub(crate) fn start_failed(&mut self, id: u32, errno: i32) {
-        let error = io::Error::from_raw_os_error(errno);
-        let Some(process) = self.processes.get_mut(&id) else { return };
-        process.ended = true;
-        match process.role {
-            Role::Exec(number) => {
-                let What::Exec { argv } = &self.execs[&number].what else { return };
-                let name = argv.first().cloned().unwrap_or_default();
-                let problem = match error.kind() {
-                    io::ErrorKind::NotFound => Problem::new(
-                        Code::CommandNotFound,
-                        format!("`{name}` was not found in this sandbox, or its directory does not exist"),
-                    ),
-                    _ => not_started(
-                        &error,
-                        Code::InvalidArgument,
-                        format!("`{name}` could not be started: {error}"),
-                    ),
-                };
-                self.finish(number, Ending::Refused(problem.state(SessionState::Preserved)));
-            }
-            Role::Interpreter => {
-                let Some(interpreter) = self.interpreters.remove(&id) else { return };
-                let program =
-                    self.config.interpreters.get(&interpreter.language).map_or("", |found| &found.program);
-                let problem = match error.kind() {
-                    io::ErrorKind::NotFound => {
-                        let word = format!(
-                            "`{program}` was not found in this environment, or the session's directory does not exist"
-                        );
-                        Problem::new(Code::InterpreterFailed, word)
-                            .hint("`carrel doctor` shows which interpreters were found")
-                    }
-                    _ => not_started(
-                        &error,
-                        Code::InterpreterFailed,
-                        format!("`{program}` could not be started: {error}"),
-                    ),
-                };
-                for number in interpreter.queue {
-                    self.finish(number, Ending::Refused(problem.clone()));
-                }
-            }
-        }
-    }
-
-    pub(crate) fn give_up_silent_ones(&mut self, now: Instant) {
-        for (id, interpreter) in &mut self.interpreters {
-            if interpreter.overdue().is_some_and(|due| due <= now)
-                && let Some(process) = self.processes.get(id)
-            {
-                process.runner.kill_all();
-                interpreter.given_up = true;
-            }
-        }
-    }
-
-    fn exec(&mut self, caller: u32, tag: u32, exec: message::Exec) -> Result<(), Problem> {
-        if exec.argv.is_empty() || exec.argv[0].is_empty() {
-            return Err(Problem::new(Code::InvalidArgument, "no command was given"));
-        }
-        if exec.argv.len() + exec.env.len() > MAX_ARGS {
-            return Err(Problem::new(
-                Code::TooLarge,
-                format!("more than {MAX_ARGS} arguments and variables"),
-            ));
-        }
-        let nul = |text: &String| text.contains('\0');
-        if exec.argv.iter().any(nul)
-            || exec
-                .env
-                .iter()
-                .any(|(name, value)| nul(name) || nul(value) || name.contains('=') || name.is_empty())
-        {
-            return Err(Problem::new(
-                Code::InvalidArgument,
-                "arguments and variables hold no NUL, names no `=`",
-            ));
-        }
-        let session = self.session(&exec.session)?;
-        let mut env = session.env.clone();
-        env.extend(exec.env);
-        let base = session.cwd.clone();
-        let cwd = match exec.cwd {
-            Some(path) if path.starts_with('/') => path,
-            Some(path) => format!("{base}/{path}"),
-            None => base,
-        };
-        env.insert("PWD".into(), cwd.clone());
-        let timeout = exec.timeout_ms.map(|millis| Duration::from_millis(millis.max(1)));
-        let what = What::Exec { argv: exec.argv.clone() };
-        let number = self.record(exec.session.clone(), what, timeout)?;
-        if exec.detach {
-            self.reply(caller, tag, &Event::Started { exec: ExecId::numbered(number), detached: true });
-        } else {
-            self.follow(caller, tag, number, exec.cancel_on_disconnect);
-        }
-        let streams = match exec.pty {
-            Some(size) => {
-                env.entry("TERM".into()).or_insert_with(|| "xterm-256color".into());
-                Streams::terminal(size.rows, size.cols, self.config.user)
-            }
-            None => Streams::pipes(exec.stdin, self.config.user),
-        };
-        let argv = exec.argv.into_iter().map(OsString::from).collect();
-        let terminal = exec.pty.is_some();
-        let started = streams.and_then(|streams| {
-            self.start(&exec.session, Role::Exec(number), streams, argv, env, cwd, None, terminal)
-        });
-        match started {
-            Ok(id) => {
-                if let Some(exec) = self.execs.get_mut(&number) {
-                    exec.process = Some(id);
-                }
-                self.begin(number);
-            }
-            Err(error) => {
-                let problem = not_started(&error, Code::Internal, format!("starting a process: {error}"));
-                self.finish(number, Ending::Refused(problem));
-            }
-        }
-        Ok(())
-    }
-
-    fn attach(
-        &mut self,
-        caller: u32,
-        tag: u32,
-        exec: &ExecId,
-        since: u64,
-        follow: bool,
-    ) -> Result<(), Problem> {
-        let number = self.find(exec)?;
-        let until =
-            (!follow && self.execs[&number].outcome().is_none()).then(|| self.execs[&number].output.next());
-        if let Some(connection) = self.connections.get_mut(&caller) {
-            let exec = exec.clone();
-            connection.followers.push(Follower {
-                tag,
-                exec,
-                next: since,
-                until,
-                primary: false,
-                cancel_on_disconnect: false,
-            });
-        }
-        Ok(())
-    }
-
-    fn wait(
-        &mut self,
-        caller: u32,
-        tag: u32,
-        exec: &ExecId,
-        timeout_ms: u64,
-    ) -> Result<Option<Event>, Problem> {
-        let number = self.find(exec)?;
-        if let Some(outcome) = self.execs[&number].outcome() {
-            return Ok(Some(Event::Waited { outcome: Some(outcome.clone()) }));
-        }
-        let deadline = Instant::now() + Duration::from_millis(timeout_ms.min(u64::from(u32::MAX)));
-        self.waits.push(Wait { connection: caller, tag, exec: number, deadline });
-        Ok(None)
-    }
-
-    /// The process of an exec that still runs.
-    fn live(&mut self, exec: &ExecId) -> Result<(u32, &mut Process), Problem> {
-        let number = self.find(exec)?;
-        let ended = || Problem::new(Code::ExecEnded, format!("`{exec}` has ended"));
-        let id = self.execs[&number].process.ok_or_else(ended)?;
-        let process = self.processes.get_mut(&id).ok_or_else(ended)?;
-        Ok((id, process))
-    }
-
-    fn close_stdin(&mut self, exec: &ExecId) -> Result<Option<Event>, Problem> {
-        let (id, process) = self.live(exec)?;
-        if let Some(input) = &mut process.stdin {
-            input.closing = true;
-        }
-        self.feed(id);
-        Ok(Some(Event::Done))
-    }
-
-    fn signal(&mut self, exec: &ExecId, signal: i32) -> Result<Option<Event>, Problem> {
-        if !(1..=31).contains(&signal) {
-            return Err(Problem::new(Code::InvalidArgument, format!("{signal} is not a signal")));
-        }
-        let (_, process) = self.live(exec)?;
-        match u8::try_from(signal) {
-            // The strongest signal is for everything it has started, also what ran away.
-            Ok(9) | Err(_) => process.runner.kill_all(),
-            Ok(signal) => process.runner.signal(signal),
-        }
-        Ok(Some(Event::Done))
-    }
-
-    fn resize(&mut self, exec: &ExecId, rows: u16, cols: u16) -> Result<Option<Event>, Problem> {
-        let (_, process) = self.live(exec)?;
-        match &process.stdout {
-            Some(master) if process.terminal => {
-                process::resize(master, rows, cols).map_err(Problem::internal)?;
-                Ok(Some(Event::Done))
-            }
-            _ => Err(Problem::new(Code::InvalidArgument, format!("`{exec}` has no terminal"))),
-        }
-    }
-
-    /// Input from a caller, on the tag of its exec or attach.
-    pub(crate) fn input(&mut self, caller: u32, tag: u32, bytes: &[u8]) {
-        let followed = self.connections.get(&caller).and_then(|connection| {
-            connection
-                .followers
-                .iter()
-                .find(|follower| follower.tag == tag)
-                .map(|follower| follower.exec.clone())
-        });
-        let Some(exec) = followed else { return };
-        let Ok((id, process)) = self.live(&exec) else { return };
-        let Some(input) = &mut process.stdin else { return };
-        input.add(bytes);
-        self.feed(id);
-        let full = self
-            .processes
-            .get(&id)
-            .and_then(|process| process.stdin.as_ref())
-            .is_some_and(process::Input::is_full);
-        if full && let Some(connection) = self.connections.get_mut(&caller) {
-            connection.stalled = Some(id);
-            let _ =
-                self.poller.change(&connection.socket, Token::Connection(caller), false, connection.waiting);
-        }
-    }
-}
-
-/// A process that could not be made. Too many of them is a limit with a name of its own.
-fn not_started(error: &io::Error, code: Code, what: String) -> Problem {
-    if error.raw_os_error() == Some(rustix::io::Errno::AGAIN.raw_os_error()) {
-        return limit_problem(Cause::Pids).state(SessionState::Preserved);
-    }
-    Problem::new(code, what)
-}
-
-fn died_between_calls() -> Problem {
-    Problem::new(Code::StateLost, "the interpreter ended between two calls")
-        .hint("nothing of this call ran; the next one starts a new interpreter")
-        .state(SessionState::Lost)
 }
