@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use carrel_jail::tree;
 use carrel_proto::{
     frame::Stream,
     guest::Language,
@@ -269,8 +270,10 @@ impl Agent {
         }
         exec.code = String::new();
         exec.state = State::Finished(outcome.clone());
+        let process = exec.process;
         self.last_activity = Instant::now();
         self.tell(number, &outcome);
+        process.into_iter().for_each(|id| self.unpause(id));
         self.unspooled.push(number);
         if self.unspooled.len() > UNSPOOLED {
             self.spool();
@@ -432,13 +435,23 @@ impl Agent {
         let grew = |now: Option<u64>, before: Option<u64>| now.unwrap_or(0) > before.unwrap_or(0);
         if grew(now.oom_kills, running.before.oom_kills) {
             Some(Cause::Oom)
-        } else if grew(now.pids_refused, running.before.pids_refused) {
+        } else if grew(now.pids_refused, running.before.pids_refused) || self.is_crowded() {
             Some(Cause::Pids)
         } else if self.workspace_is_full() {
             Some(Cause::Disk)
         } else {
             None
         }
+    }
+
+    /// Without a cgroup nothing counts refused forks; a failed call in a box that has all its processes met that limit.
+    fn is_crowded(&self) -> bool {
+        // The agent, a session's init and a runner or two are not the user's.
+        const OWN: usize = 8;
+        let agent = rustix::process::getpid().as_raw_nonzero().get();
+        self.config
+            .nproc
+            .is_some_and(|most| tree::below(agent).len() + OWN >= usize::try_from(most).unwrap_or(usize::MAX))
     }
 
     fn workspace_is_full(&self) -> bool {

@@ -78,16 +78,19 @@ impl Agent {
         }
     }
 
-    /// Output goes to the spool; a caller far behind makes the code wait.
-    pub(crate) fn settle(&mut self, number: u64, id: u32) {
+    /// How far the caller that started an exec has got, while it is there.
+    fn primary(&self, number: u64) -> Option<u64> {
         let name = ExecId::numbered(number);
-        let primary = self
-            .connections
-            .values()
-            .flat_map(|caller| &caller.followers)
+        let followers = self.connections.values().flat_map(|caller| &caller.followers);
+        followers
             .filter(|follower| follower.primary && follower.exec == name)
             .map(|follower| follower.next)
-            .min();
+            .min()
+    }
+
+    /// Output goes to the spool; a caller far behind makes the code wait.
+    pub(crate) fn settle(&mut self, number: u64, id: u32) {
+        let primary = self.primary(number);
         let Some(exec) = self.execs.get_mut(&number) else { return };
         if let Err(error) = exec.output.settle(primary) {
             crate::say(&format!("keeping output: {error}"));
@@ -107,31 +110,31 @@ impl Agent {
 
     /// Reads on from a process that was made to wait, once its caller has caught up or gone.
     pub(crate) fn resume(&mut self, number: u64) {
-        let Some(exec) = self.execs.get_mut(&number) else { return };
-        let Some(id) = exec.process else { return };
-        let Some(process) = self.processes.get_mut(&id) else { return };
-        if !process.paused {
+        let Some(id) = self.execs.get(&number).and_then(|exec| exec.process) else { return };
+        if !self.processes.get(&id).is_some_and(|process| process.paused) {
             return;
         }
-        let name = ExecId::numbered(number);
-        let primary = self
-            .connections
-            .values()
-            .flat_map(|caller| &caller.followers)
-            .filter(|follower| follower.primary && follower.exec == name)
-            .map(|follower| follower.next)
-            .min();
+        let primary = self.primary(number);
+        let Some(exec) = self.execs.get_mut(&number) else { return };
         if primary.is_some_and(|next| exec.output.behind(next) > PAUSE / 2) {
             return;
         }
-        process.paused = false;
+        let _ = exec.output.settle(primary);
+        self.unpause(id);
+    }
+
+    /// Reads on from a process, however far its caller is behind: that call is over, and the next one has its own.
+    pub(crate) fn unpause(&mut self, id: u32) {
+        let Some(process) = self.processes.get_mut(&id) else { return };
+        if !std::mem::take(&mut process.paused) {
+            return;
+        }
         if let Some(fd) = &process.stdout {
             let _ = self.poller.readable(fd, Token::Stdout(id));
         }
         if let Some(fd) = &process.stderr {
             let _ = self.poller.readable(fd, Token::Stderr(id));
         }
-        let _ = exec.output.settle(primary);
     }
 
     /// Feeds a process what its caller has sent.

@@ -158,7 +158,13 @@ async fn a_shell_that_is_killed_is_told_and_replaced() {
         sandbox.bash("x=1").await.ok();
         let ran =
             sandbox.bash(&format!("echo before; {code}")).await.died(Cause::Signal, Code::Crashed, Lost);
-        assert_eq!((ran.outcome.signal, ran.out().as_str()), (Some(signal), "before\n"));
+        assert_eq!(ran.out(), "before\n");
+        // Where user code shares the runner's id, `kill -1` takes the runner too, and nobody is left to say the signal.
+        assert!(
+            ran.outcome.signal == Some(signal) || !rustix::process::geteuid().is_root(),
+            "{:?}",
+            ran.outcome
+        );
         assert_eq!(sandbox.bash("echo ${x-fresh}").await.ok().out(), "fresh\n");
     }
     sandbox.hurried(Bash, "kill -STOP $$").await.died(Cause::Timeout, Code::Timeout, Lost);

@@ -2,7 +2,7 @@
 
 use carrel_proto::{
     guest::Language::{Bash, Python},
-    limits::{ByteSize, Limits},
+    limits::{ByteSize, Enforcement, Limits},
     outcome::{
         Cause,
         SessionState::{Lost, Preserved},
@@ -17,6 +17,13 @@ async fn memory_beyond_the_limit_is_an_oom_and_says_what_is_lost() {
     let world = World::new();
     let sandbox = world.limited(Limits { memory: ByteSize::mb(128), ..Limits::default() }).await;
     sandbox.bash("kept=1").await.ok();
+    if let Enforcement::Rlimit(_) = sandbox.record.placed.as_ref().unwrap().enforced.memory {
+        // Per process, as it says: whoever asks for too much is refused, and nobody dies.
+        let ran = sandbox.python("x = 1\ny = b'x' * (400 << 20)").await.kept(1);
+        assert_eq!(ran.exception().unwrap().0, "MemoryError");
+        assert_eq!(sandbox.python("x").await.ok().value(), Some("1"));
+        return;
+    }
     sandbox.python("x = 1").await.ok();
     // A child that is too big dies, and only it: the interpreter is still there.
     let ran =
@@ -43,6 +50,17 @@ async fn a_fork_bomb_stays_in_its_box_and_can_be_ended() {
     let world = World::new();
     let sandbox = world.limited(Limits { pids: 64, ..Limits::default() }).await;
     sandbox.bash("kept=1").await.ok();
+    if let Enforcement::Rlimit(_) = sandbox.record.placed.as_ref().unwrap().enforced.pids {
+        // Counted in the box's user namespace: forking fails, what runs goes on, and the bomb is ended with its call.
+        let ran = sandbox
+            .python("import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(100)]")
+            .await;
+        assert_eq!(ran.exception().unwrap().0, "BlockingIOError");
+        assert_eq!(ran.outcome.cause, Cause::Pids);
+        let ran = sandbox.hurried(Bash, "bomb() { bomb | bomb; }; bomb 2>/dev/null").await;
+        assert!([Cause::Pids, Cause::Timeout].contains(&ran.outcome.cause), "{:?}", ran.outcome);
+        return;
+    }
     let many = "import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(100)]";
     let ran = sandbox.python(many).await.died(Cause::Pids, Code::Pids, Preserved);
     assert_eq!(ran.exception().unwrap().0, "BlockingIOError");
@@ -71,6 +89,14 @@ async fn a_full_workspace_is_named_and_can_be_emptied() {
     let sandbox = world.limited(Limits { disk: ByteSize::mb(64), ..Limits::default() }).await;
     println!("the disk limit is held by {:?}", sandbox.record.placed.as_ref().unwrap().enforced.disk);
     sandbox.python("x = 1").await.ok();
+    if let Enforcement::Watched(_) = sandbox.record.placed.as_ref().unwrap().enforced.disk {
+        // The watch ends what passes the limit; a command's end leaves the interpreters alone.
+        let ran = sandbox.exec(&["dd", "if=/dev/zero", "of=/workspace/more", "bs=1M", "count=2000"]).await;
+        assert_eq!(ran.outcome.cause, Cause::Disk, "{:?}", ran.outcome);
+        assert_eq!(sandbox.python("x").await.ok().value(), Some("1"));
+        sandbox.bash("rm /workspace/*; echo room > /workspace/f && cat /workspace/f").await.ok();
+        return;
+    }
     let write = "for i in range(200):\n    with open(f'/workspace/f{i}', 'wb') as f: f.write(bytes(1 << 20))";
     let ran = sandbox.python(write).await.died(Cause::Disk, Code::Disk, Preserved);
     assert_eq!(ran.exception().unwrap().0, "OSError");

@@ -44,20 +44,25 @@ print(os.get_terminal_size())";
     assert_eq!(screen.matches("typed").count(), 2, "echoed and printed: {screen:?}");
 }
 
+/// Dies of the first interrupt after its word, which a shell that is about to start something may swallow.
+const PATIENT: &str =
+    "import signal\nsignal.signal(2, signal.SIG_DFL)\nprint(f'ready{1 + 1}', flush=True)\nsignal.pause()";
+
 #[tokio::test]
 async fn keys_mean_what_they_mean_on_a_terminal() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let mut live = sandbox.launch(on_a_terminal(&["sh", "-c", "echo ready; sleep 1000"])).await;
-    live.until("ready").await;
+    let mut live = sandbox.launch(on_a_terminal(&["python3", "-c", PATIENT])).await;
+    live.until("ready2").await;
     live.control().input(b"\x03").await.unwrap();
     let ran = live.end().await.died(Cause::Signal, Code::Crashed, Preserved);
     assert_eq!((ran.outcome.signal, ran.outcome.exit_code), (Some(2), 130));
 
     // An interactive shell (the command says itself that it is there): control-C ends the command in it, control-D the shell.
     let mut live = sandbox.launch(on_a_terminal(&["bash", "--norc", "-i"])).await;
-    live.control().input(b"PS1='p$((2+2))> '; sh -c 'echo in$((1+1)); exec sleep 1000'\r").await.unwrap();
-    live.until("in2").await;
+    let line = format!("PS1='p$((2+2))> '; python3 -c \"{}\"\r", PATIENT.replace('\n', ";"));
+    live.control().input(line.as_bytes()).await.unwrap();
+    live.until("ready2").await;
     live.control().input(b"\x03").await.unwrap();
     live.until("p4> ").await;
     live.control().input(b"echo out$((1+2))\r").await.unwrap();
