@@ -29,7 +29,7 @@ class Driver:
         def wire():
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
-            os.closerange(5, 64)
+            os.closerange(5, 65536)  # whatever the machine left open in us
 
         self.process = subprocess.Popen(
             [NODE, DRIVER],
@@ -368,7 +368,8 @@ class Output(Story):
             ("child_process.execSync('echo inherited', { stdio: 'inherit' }); child_process.execSync('echo piped').toString()", "'piped\\n'"),
             ("await new Promise(r => child_process.fork('./child.js').on('message', r))", "2"),
             ("await new Promise(r => new worker_threads.Worker('require(\"worker_threads\").parentPort.postMessage(3)', { eval: true }).on('message', r))", "3"),
-            ("child_process.execSync('ls -l /proc/self/fd').toString().match(/pipe:/g).length", "1"),  # standard error and no control pipe
+            # libuv gives a child sockets: a pipe in this list would be one of the driver's own control pipes.
+            ("child_process.execSync('ls -l /proc/self/fd').toString().match(/pipe:/g)", "null"),
         )
         self.assertIn("inherited\n", self.driver.text(self.driver.out))
 
