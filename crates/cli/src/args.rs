@@ -12,6 +12,9 @@ use crate::{
 };
 
 mod examples;
+mod mcp;
+
+pub(crate) use mcp::{Mcp, Tools};
 
 /// A sandbox for AI agents whose state persists: code, shells, files and running jobs are still there at the next
 /// call.
@@ -79,6 +82,9 @@ pub(crate) enum Command {
     /// Look at and change files of a sandbox.
     #[command(subcommand, after_help = ex::FILES)]
     Files(Files),
+    /// Serve agents over MCP: on stdio, or over HTTP.
+    #[command(after_help = ex::MCP)]
+    Mcp(Mcp),
     /// Say what this host offers, and whether sandboxes can be made.
     #[command(after_help = ex::DOCTOR)]
     Doctor(Doctor),
@@ -397,9 +403,12 @@ impl Cli {
         let mut flags = match &self.command {
             Command::Run(run) => run.making.flags(),
             Command::Open(open) => open.making.flags(),
+            Command::Mcp(mcp) => mcp.making.flags(),
             _ => Vec::new(),
         };
-        if let Command::Run(Run { timeout: Some(text), .. }) = &self.command {
+        if let Command::Run(Run { timeout: Some(text), .. }) | Command::Mcp(Mcp { timeout: Some(text), .. }) =
+            &self.command
+        {
             flags.push(Flag { key: Key::Timeout, name: "--timeout", text: text.clone() });
         }
         if let Some(text) = &self.global.state {

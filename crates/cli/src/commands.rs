@@ -11,6 +11,7 @@ mod inspect;
 mod kill;
 mod logs;
 mod ls;
+mod mcp;
 mod open;
 mod run;
 mod shell;
@@ -35,6 +36,9 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
     if let Command::Config(command) = &cli.command {
         return config::run(command, &config, output);
     }
+    if let Command::Mcp(args) = &cli.command {
+        return mcp::run(args, config.settings()?, output).await;
+    }
     let context = Context::open(output, config.settings()?)?;
     match &cli.command {
         Command::Run(args) => Box::pin(run::run(args, &context)).await,
@@ -50,7 +54,7 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Cp(args) => cp::run(args, &context).await,
         Command::Files(args) => files::run(args, &context).await,
         Command::Doctor(args) => doctor::run(args, &context).await,
-        Command::Config(_) | Command::Completions { .. } => Ok(ExitCode::SUCCESS),
+        Command::Config(_) | Command::Completions { .. } | Command::Mcp(_) => Ok(ExitCode::SUCCESS),
     }
 }
 

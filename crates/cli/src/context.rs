@@ -1,9 +1,8 @@
 //! What every command that touches sandboxes needs: the engine, the settings, and the notes it owes the user.
 
-use carrel_backend::environment::Environment;
-use carrel_engine::{Engine, Found, Note, Record, Source};
+use carrel_engine::{Engine, Found, Note, Record};
 use carrel_proto::{
-    guest::{EndReason, Language},
+    guest::EndReason,
     id::SessionName,
     message::OpenSession,
     outcome::{Cause, Outcome},
@@ -58,29 +57,6 @@ impl<'a> Context<'a> {
         }
         Ok(())
     }
-
-    /// What a run with `-e wanted` (or without) speaks in this sandbox.
-    pub(crate) fn language(&self, record: &Record, wanted: Option<&str>) -> Result<Language, Problem> {
-        let own = record.spec.environment.as_str();
-        match wanted {
-            Some(wanted) if wanted == own => self.language_of(wanted),
-            Some(wanted) => Language::parse(wanted).map_or_else(|| self.language_of(wanted), Ok),
-            // Presets are one and the same software, so python is the default in all of them.
-            None => match self.settings.environments.source(own)? {
-                Source::Preset(_) => Ok(Language::Python),
-                Source::Artifact(_) => self.language_of(own),
-            },
-        }
-    }
-
-    fn language_of(&self, environment: &str) -> Result<Language, Problem> {
-        match self.settings.environments.source(environment)? {
-            Source::Preset(language) => Ok(*language),
-            Source::Artifact(directory) => {
-                Environment::artifact(environment, directory).map(|found| found.language)
-            }
-        }
-    }
 }
 
 /// A note in words.
@@ -95,6 +71,7 @@ pub(crate) fn note_text(note: Note, name: &str) -> String {
             format!("session '{name}' had ended ({why}); this is a new one")
         }
         Note::Revived => "the sandbox had died; files are kept, interpreters start anew".to_owned(),
+        Note::Reopened => "the sandbox had been closed; files are kept, interpreters start anew".to_owned(),
     }
 }
 

@@ -58,6 +58,28 @@ impl Environments {
         }
     }
 
+    /// What code for environment `wanted` (or for none in particular) is written in, in a sandbox of environment `own`.
+    pub fn language(&self, own: &str, wanted: Option<&str>) -> Result<Language, Problem> {
+        match wanted {
+            Some(wanted) if wanted == own => self.language_of(wanted),
+            Some(wanted) => Language::parse(wanted).map_or_else(|| self.language_of(wanted), Ok),
+            // Presets are one and the same software, so python is the default in all of them.
+            None => match self.source(own)? {
+                Source::Preset(_) => Ok(Language::Python),
+                Source::Artifact(_) => self.language_of(own),
+            },
+        }
+    }
+
+    fn language_of(&self, environment: &str) -> Result<Language, Problem> {
+        match self.source(environment)? {
+            Source::Preset(language) => Ok(*language),
+            Source::Artifact(directory) => {
+                Environment::artifact(environment, directory).map(|found| found.language)
+            }
+        }
+    }
+
     /// Whether two names stand for the same software, so that one sandbox serves both.
     pub fn same_software(&self, one: &str, other: &str) -> bool {
         one == other

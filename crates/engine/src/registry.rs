@@ -26,7 +26,7 @@ const BUSY: Duration = Duration::from_secs(10);
 pub enum State {
     Creating,
     Running,
-    /// The box is gone without having been asked; its files are still there.
+    /// The box is gone; its files are still there. With the reason `closed` it was asked to, else it died.
     Lost,
     Closing,
     /// Gone; remembered so that the next caller is told why.
@@ -221,7 +221,7 @@ impl Registry {
     pub(crate) fn set_placed(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
         self.connection()
             .execute(
-                "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3 WHERE id = ?1",
+                "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3, reason = NULL WHERE id = ?1",
                 params![id.as_str(), json(placed)?, boot_id()],
             )
             .map_err(failed)?;

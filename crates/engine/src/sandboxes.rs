@@ -1,7 +1,7 @@
 //! Making, finding, reviving and closing sandboxes.
 //!
 //! ```text
-//!            claim                placed                 box died
+//!            claim                placed            box died, stopped
 //! (nothing) ──────> creating ───────────────> running ─────────────> lost
 //!                      │                        │  ^                   │
 //!     maker died, swept│                  close │  └──── revived ──────┘
@@ -57,6 +57,8 @@ pub enum Note {
     Ended(EndReason),
     /// The box had died: files are as they were, interpreters are new.
     Revived,
+    /// It had been [stopped](Engine::stop): files are as they were, interpreters are new.
+    Reopened,
 }
 
 #[derive(Debug)]
@@ -105,8 +107,8 @@ impl Engine {
                     let lock = Lock::take(&self.settings.state, &record.id).await?;
                     if self.settle(&record.id, lock)? {
                         self.check_environment(&record, wish)?;
-                        if let Some(record) = self.revive(&record.id).await? {
-                            return Ok(Found { record, created: false, note: Some(Note::Revived) });
+                        if let Some(found) = self.revive(&record.id).await? {
+                            return Ok(found);
                         }
                     }
                 }
@@ -141,9 +143,9 @@ impl Engine {
         }
         let lock = Lock::take(&self.settings.state, &record.id).await?;
         if self.settle(&record.id, lock)?
-            && let Some(record) = self.revive(&record.id).await?
+            && let Some(found) = self.revive(&record.id).await?
         {
-            return Ok(Found { record, created: false, note: Some(Note::Revived) });
+            return Ok(found);
         }
         self.registry
             .by_id(&record.id)?
@@ -235,7 +237,7 @@ impl Engine {
     }
 
     /// Brings a lost sandbox back over its files. `None`: it is not lost any more, or gone.
-    async fn revive(&self, id: &SandboxId) -> Result<Option<Record>, Problem> {
+    async fn revive(&self, id: &SandboxId) -> Result<Option<Found>, Problem> {
         let _lock = Lock::take(&self.settings.state, id).await?;
         let Some(record) = self.registry.by_id(id)? else { return Ok(None) };
         let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else {
@@ -243,7 +245,10 @@ impl Engine {
         };
         let placed = self.place(&record, Some(&before)).await?;
         self.registry.touch(id)?;
-        Ok(Some(Record { state: State::Running, placed: Some(placed), boot: boot_id(), ..record }))
+        let note = if record.reason == Some(EndReason::Closed) { Note::Reopened } else { Note::Revived };
+        let record =
+            Record { state: State::Running, placed: Some(placed), boot: boot_id(), reason: None, ..record };
+        Ok(Some(Found { record, created: false, note: Some(note) }))
     }
 
     /// With the lock held: finishes what a dead process left half done. `true`: the sandbox is lost and can be revived.
@@ -311,6 +316,22 @@ impl Engine {
         self.erase(&record.id, record.placed.as_ref(), lock)?;
         self.backend.restock(&record.spec.limits);
         Ok(())
+    }
+
+    /// Ends a sandbox's processes and keeps its files: whoever means it next brings it back over them.
+    pub async fn stop(&self, record: &Record) -> Result<(), Problem> {
+        let _lock = Lock::take(&self.settings.state, &record.id).await?;
+        let Some(record) = self.registry.by_id(&record.id)?.filter(|record| record.state == State::Running)
+        else {
+            return Ok(());
+        };
+        self.backend.destroy(&record.id, &self.directory(&record.id), record.placed.as_ref())?;
+        self.registry.set_state(&record.id, State::Lost, Some(EndReason::Closed))
+    }
+
+    /// What is known of the sandbox with this id, whether it lives or not.
+    pub fn record(&self, id: &SandboxId) -> Result<Option<Record>, Problem> {
+        Ok(self.registry.by_id(id)?.filter(|record| record.state != State::Ended))
     }
 
     /// The agent's own view of a sandbox.

@@ -75,6 +75,11 @@ impl Root {
         self
     }
 
+    /// A directory's descriptor, good for naming it to the kernel and nothing else.
+    pub fn open_directory(&self, path: &GuestPath) -> Result<OwnedFd, FileError> {
+        self.resolve(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)
+    }
+
     /// Opens `path`, following links that stay inside (`O_NOFOLLOW` in `flags` spares the last one).
     pub(crate) fn resolve(&self, path: &GuestPath, flags: OFlags) -> Result<OwnedFd, FileError> {
         self.resolve_bytes(path.as_bytes().to_vec(), flags)

@@ -33,6 +33,8 @@ codes! {
     Pids = "pids",
     /// The workspace is full.
     Disk = "disk",
+    /// Another call kept the interpreter until the time was over.
+    Busy = "busy",
     /// An earlier call took the interpreter down while this one was waiting.
     StateLost = "state_lost",
     /// No such interpreter in this environment.

@@ -103,3 +103,9 @@ pub(super) const COMPLETIONS: &str = "\
 Examples:
   carrel completions bash > ~/.local/share/bash-completion/completions/carrel
   carrel completions fish > ~/.config/fish/completions/carrel.fish";
+
+pub(super) const MCP: &str = "\
+Examples:
+  carrel mcp                                     for a client that starts it
+  carrel mcp --http 127.0.0.1:8765               for clients that connect
+  carrel mcp --tools code --scope run_42         several agents of one workflow";

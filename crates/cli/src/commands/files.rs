@@ -2,6 +2,7 @@
 
 use std::{ffi::OsStr, fs::File, os::unix::ffi::OsStrExt, process::ExitCode};
 
+use carrel_api::kept::Bytes;
 use carrel_engine::Record;
 use carrel_proto::{
     files::{
@@ -19,7 +20,6 @@ use crate::{
     context::Context,
     output::short_time,
     target::Target,
-    transcript::Bytes,
 };
 
 pub(crate) async fn run(args: &Files, context: &Context<'_>) -> Result<ExitCode, Problem> {

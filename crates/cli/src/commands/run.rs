@@ -2,6 +2,7 @@
 
 use std::{io::Read, process::ExitCode};
 
+use carrel_api::kept::Kept;
 use carrel_engine::Record;
 use carrel_proto::{
     guest::Language,
@@ -20,7 +21,7 @@ use crate::{
     progress::Progress,
     signals::{Interrupts, PIPE},
     stream::{End, Input, OnSignal, Sink, pump},
-    transcript::{Kept, Transcript},
+    transcript::Transcript,
 };
 
 pub(crate) async fn run(args: &Run, context: &Context<'_>) -> Result<ExitCode, Problem> {
@@ -91,7 +92,8 @@ impl Place {
         code: String,
         interrupts: &mut Interrupts,
     ) -> Result<ExitCode, Problem> {
-        let language = context.language(&self.record, args.making.environment.as_deref())?;
+        let wanted = args.making.environment.as_deref();
+        let language = context.settings.environments.language(&self.record.spec.environment, wanted)?;
         if let Some(note) = &self.note {
             context.output.note(note);
         }

@@ -1,0 +1,165 @@
+//! The MCP door. A request's way: transport ([`stdio`] or [`http`]) → the SDK → [`handler`] → one file per kind of request
+//! ([`run`], [`code`], [`resources`], …) → the engine; a call's answer comes back through [`follow`] and [`report`].
+//!
+//! All state is the sandboxes': a connection owns nothing but the [`scope`] that its session names are looked up in. So a
+//! client may reconnect, speak another version of the protocol, or come back as another process, and find what it left.
+
+mod arguments;
+mod code;
+mod complete;
+mod compute;
+mod files;
+mod follow;
+mod handler;
+pub mod http;
+mod json_id;
+mod lines;
+mod report;
+mod resources;
+mod run;
+mod scope;
+pub mod stdio;
+mod tasks;
+mod text;
+mod tools;
+mod uri;
+mod watch;
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use carrel_engine::{Engine, Settings, Wish};
+use carrel_proto::problem::Problem;
+use tokio::sync::OnceCell;
+use tokio_util::task::TaskTracker;
+
+pub use handler::Connection;
+pub use tools::ToolSet;
+
+use self::{lines::Lines, scope::Scope};
+
+/// Largest message of a client: room for the largest code, escaped. What is larger is answered with an error.
+pub const MAX_MESSAGE: usize = 16 << 20;
+/// Stands for a message that was too large: see [`stdio`].
+const TOO_LARGE_METHOD: &str = "carrel/message-too-large";
+/// Characters of a text result unless configured.
+pub const DEFAULT_CHARS: usize = 10_000;
+/// No client shows a model more without spilling it into a file.
+pub const MAX_CHARS: usize = 40_000;
+
+/// How the door is set up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub tools: ToolSet,
+    /// Structured content and output schemas, with the same facts as the text.
+    pub structured: bool,
+    /// Session names are shared by all who name the same one. None: each client has its own.
+    pub scope: Option<String>,
+    /// Sandboxes of a client end when it disconnects.
+    pub end_on_disconnect: bool,
+    /// What tells clients of the same name apart: the directory they work in, say.
+    pub place: String,
+    /// Characters of a text result, at most [`MAX_CHARS`].
+    pub max_chars: usize,
+    /// Of a call that asks for none.
+    pub timeout: Duration,
+    /// What a new sandbox shall be.
+    pub wish: Wish,
+    pub engine: Settings,
+}
+
+/// What all connections of a server share.
+#[derive(Debug)]
+pub struct Server {
+    options: Options,
+    engine: OnceCell<Engine>,
+    lines: Lines,
+    /// Scopes of clients that were here, for the time after them.
+    scopes: Mutex<Vec<Weak<Scope>>>,
+    farewells: TaskTracker,
+}
+
+impl Server {
+    pub fn new(options: Options) -> Arc<Self> {
+        let max_chars = options.max_chars.clamp(500, MAX_CHARS);
+        let options = Options { max_chars, ..options };
+        Arc::new(Self {
+            options,
+            engine: OnceCell::new(),
+            lines: Lines::default(),
+            scopes: Mutex::default(),
+            farewells: TaskTracker::new(),
+        })
+    }
+
+    /// Opened by the first who needs it, so that a client's greeting does not wait for it.
+    async fn engine(&self) -> Result<&Engine, Problem> {
+        let open = || async {
+            let settings = self.options.engine.clone();
+            let opened = tokio::task::spawn_blocking(move || {
+                let engine = Engine::open(settings)?;
+                // What a dead process left is no reason to refuse a living one; the next call tries again.
+                let _ = engine.sweep();
+                Ok(engine)
+            });
+            opened.await.map_err(Problem::internal)?
+        };
+        self.engine.get_or_try_init(open).await
+    }
+
+    /// Opens the engine ahead of the first call.
+    pub async fn warm(&self) {
+        // Whoever needs it meets the same problem and says it.
+        let _ = self.engine().await;
+    }
+
+    fn scopes(&self) -> MutexGuard<'_, Vec<Weak<Scope>>> {
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(&self, scope: &Arc<Scope>) {
+        let mut scopes = self.scopes();
+        scopes.retain(|scope| scope.strong_count() > 0);
+        scopes.push(Arc::downgrade(scope));
+    }
+
+    /// A client has gone away.
+    fn left(self: &Arc<Self>, scope: &Arc<Scope>) {
+        if self.options.end_on_disconnect
+            && scope.is_leased()
+            && tokio::runtime::Handle::try_current().is_ok()
+        {
+            let (server, scope) = (Arc::clone(self), Arc::clone(scope));
+            self.farewells.spawn(async move { server.end(&scope).await });
+        }
+    }
+
+    /// Closes every sandbox of a client.
+    async fn end(&self, scope: &Scope) {
+        let Ok(engine) = self.engine().await else { return };
+        let all = engine.list().unwrap_or_default();
+        for record in all.iter().filter(|record| scope.name(record).is_some()) {
+            // The sandbox's own idle clock ends what cannot be closed now.
+            let _ = engine.close(record, None).await;
+        }
+    }
+
+    /// Ends what clients leave behind, if it is to end with them.
+    pub async fn finish(&self) {
+        if self.options.end_on_disconnect {
+            let left: Vec<Arc<Scope>> = self.scopes().iter().filter_map(Weak::upgrade).collect();
+            for scope in left {
+                self.end(&scope).await;
+            }
+        }
+        self.farewells.close();
+        self.farewells.wait().await;
+    }
+
+    /// A handler for one connection.
+    pub fn connection(self: &Arc<Self>) -> Connection {
+        Connection::new(Arc::clone(self))
+    }
+}
