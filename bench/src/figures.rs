@@ -72,6 +72,16 @@ impl Row {
         Self { name: name.into(), measured: "PSS".into(), value: Some(size), unit: " MB", target }
     }
 
+    pub(crate) fn resident(name: &str, bytes: u64, target: Target) -> Self {
+        Self { measured: "RSS".into(), ..Self::size(name, bytes, target) }
+    }
+
+    pub(crate) fn ticks(name: &str, ticks: u64, time: Duration, target: Target) -> Self {
+        let measured = format!("{ticks} ticks in {} s", time.as_secs());
+        let value = ticks as f64 / time.as_secs_f64();
+        Self { name: name.into(), measured, value: Some(value), unit: " %", target }
+    }
+
     pub(crate) fn is_met(&self) -> bool {
         match (self.target, self.value) {
             (Target::AtMost(most), Some(value)) => value <= most,

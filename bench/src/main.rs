@@ -5,6 +5,7 @@
 //! by more than the slack of a shared machine.
 
 mod figures;
+mod mcp;
 mod memory;
 mod sandbox;
 
@@ -25,6 +26,8 @@ const SHORT_ROUNDS: usize = 8;
 const WARM: usize = 50;
 /// Output pushed through to the caller, in bytes.
 const FLOOD: u64 = 256 << 20;
+/// How long an idle server is watched.
+const IDLE: Duration = Duration::from_secs(3);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -112,5 +115,48 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         rows.push(Row::rate("stdout through to the caller", bytes, time, Target::AtLeast(200.0)));
     }
     world.close(session).await?;
+    if has(Language::Python) {
+        rows.extend(measure_mcp(&world, rounds)?);
+        world.close_all().await?;
+    }
     Ok(rows)
+}
+
+/// The same, through the MCP door.
+fn measure_mcp(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
+    let program = mcp::program()?;
+    let (mut floor, mut start, mut fresh) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut pipes, mut web) = (Samples::default(), Samples::default());
+    let mut http = mcp::Http::start(&program, world.state())?;
+    let (mut idle, _) = mcp::Pipes::start(&program, world.state())?;
+    // The first of each starts interpreters, which is measured elsewhere.
+    idle.run("warm")?;
+    http.run("warm")?;
+    for round in 0..rounds {
+        for _ in 0..4 {
+            floor.add(spawn("/bin/true", &[]));
+        }
+        let begun = Instant::now();
+        let (mut server, time) = mcp::Pipes::start(&program, world.state())?;
+        start.add(time);
+        server.run(&format!("fresh-{round}"))?;
+        fresh.add(begun.elapsed());
+        drop(server);
+        for _ in 0..WARM {
+            pipes.add(idle.run("warm")?);
+            web.add(http.run("warm")?);
+        }
+    }
+    let before = memory::cpu_ticks(idle.pid());
+    std::thread::sleep(IDLE);
+    let busy = memory::cpu_ticks(idle.pid()) - before;
+    Ok(vec![
+        Row::floor(&floor),
+        Row::ratio("MCP: start to `initialize` answered", &start, &floor, Target::AtMost(12.0)),
+        Row::ratio("MCP: start to first python result", &fresh, &floor, Target::AtMost(30.0)),
+        Row::ratio("MCP: warm python `run` over stdio", &pipes, &floor, Target::AtMost(1.2)),
+        Row::ratio("MCP: warm python `run` over HTTP", &web, &floor, Target::AtMost(1.6)),
+        Row::resident("MCP: idle server", memory::resident(idle.pid()), Target::AtMost(15.0)),
+        Row::ticks("MCP: CPU of an idle server", busy, IDLE, Target::AtMost(0.0)),
+    ])
 }

@@ -16,7 +16,7 @@ use carrel_proto::{
 pub(crate) struct World {
     engine: Engine,
     status: Status,
-    _state: tempfile::TempDir,
+    state: tempfile::TempDir,
 }
 
 fn run(language: Language, code: &str) -> Run {
@@ -61,7 +61,18 @@ impl World {
             age_ms: 0,
         };
         let interpreters = engine.host_interpreters();
-        Ok(Self { engine, status: Status { interpreters, ..empty }, _state: state })
+        Ok(Self { engine, status: Status { interpreters, ..empty }, state })
+    }
+
+    pub(crate) fn state(&self) -> &std::path::Path {
+        self.state.path()
+    }
+
+    pub(crate) async fn close_all(&self) -> Result<(), Problem> {
+        for record in self.engine.list()? {
+            self.engine.close(&record, None).await?;
+        }
+        Ok(())
     }
 
     pub(crate) fn program(&self, language: Language) -> &str {

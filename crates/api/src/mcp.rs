@@ -14,6 +14,7 @@ mod handler;
 pub mod http;
 mod json_id;
 mod lines;
+mod log;
 mod report;
 mod resources;
 mod run;

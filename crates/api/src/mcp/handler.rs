@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::http::request::Parts;
@@ -21,8 +21,8 @@ use rmcp::{
 use tokio::{sync::OnceCell, task::AbortHandle};
 
 use super::{
-    Server, TOO_LARGE_METHOD, code, complete, follow::Client, report::failure, resources, run, scope::Scope,
-    tasks, watch::Watch,
+    Server, TOO_LARGE_METHOD, code, complete, follow::Client, log::Log, report::failure, resources, run,
+    scope::Scope, tasks, watch::Watch,
 };
 
 /// A call that a polling client would rather not wait for.
@@ -36,11 +36,12 @@ pub struct Connection {
     server: Arc<Server>,
     scope: OnceCell<Arc<Scope>>,
     watched: Mutex<HashMap<String, AbortHandle>>,
+    log: Log,
 }
 
 impl Connection {
     pub(super) fn new(server: Arc<Server>) -> Self {
-        Self { server, scope: OnceCell::new(), watched: Mutex::default() }
+        Self { server, scope: OnceCell::new(), watched: Mutex::default(), log: Log::default() }
     }
 
     /// Whose names this client means; decided by its first request that needs to know.
@@ -160,9 +161,17 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
         let name = request.name.clone();
+        let begun = Instant::now();
         match Box::pin(self.call(request, &context)).await {
-            Some(Ok(response)) => Ok(response),
-            Some(Err(problem)) => Ok(failure(&problem).into()),
+            Some(Ok(response)) => {
+                self.log.info(&context, format!("{name} took {} ms", begun.elapsed().as_millis())).await;
+                Ok(response)
+            }
+            Some(Err(problem)) => {
+                let code = problem.code.as_str();
+                self.log.warn(&context, format!("{name} failed: {code}: {}", problem.message)).await;
+                Ok(failure(&problem).into())
+            }
             None => Err(ErrorData::invalid_params(format!("there is no tool `{name}`"), None)),
         }
     }
@@ -276,9 +285,10 @@ impl ServerHandler for Connection {
 
     async fn set_level(
         &self,
-        _request: SetLevelRequestParams,
+        request: SetLevelRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
+        self.log.set(request.level);
         Ok(())
     }
 

@@ -282,3 +282,6 @@ fn code_tools(structured: bool) -> Vec<Tool> {
         .map(|(tool, output)| if structured { tool.with_raw_output_schema(schema(output)) } else { tool })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,7 @@ const TOKEN_BYTES: usize = 32;
 const SHORTEST_TOKEN: usize = 16;
 
 pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Result<ExitCode, Problem> {
+    log(output.verbose);
     let directory = std::env::current_dir().unwrap_or_default();
     let server = Server::new(options(args, &settings, &directory));
     let stop = CancellationToken::new();
@@ -52,6 +53,14 @@ pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Resu
     };
     server.finish().await;
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// What the server has to say goes to stderr, line by line.
+fn log(verbose: bool) {
+    let level = if verbose { tracing::Level::INFO } else { tracing::Level::WARN };
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_max_level(level);
+    // Only a second one in the same process could fail, and there is none.
+    let _ = lines.without_time().try_init();
 }
 
 fn options(args: &Mcp, settings: &Settings, directory: &Path) -> Options {

@@ -1,0 +1,214 @@
+//! The MCP door as a client meets it: a raw client over the program's own pipes, and one over HTTP.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use carrel_proto::problem::{Code, Problem};
+use serde_json::{Value, json};
+
+/// The newest protocol, which needs no handshake.
+const VERSION: &str = "2026-07-28";
+
+fn failed(what: impl std::fmt::Display) -> Problem {
+    Problem::new(Code::Internal, format!("the MCP server: {what}"))
+}
+
+/// The program beside this one, built if need be.
+pub(crate) fn program() -> Result<PathBuf, Problem> {
+    let own = std::env::current_exe().map_err(failed)?;
+    let path = own.with_file_name("carrel");
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--release", "--package", "carrel"])
+        .status();
+    match built {
+        Ok(status) if status.success() && path.exists() => Ok(path),
+        _ => Err(failed("cannot be built")),
+    }
+}
+
+/// A server on pipes.
+pub(crate) struct Pipes {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    id: u64,
+}
+
+impl Pipes {
+    /// Starts it; the time is until `initialize` is answered.
+    pub(crate) fn start(program: &Path, state: &Path) -> Result<(Self, Duration), Problem> {
+        let begun = Instant::now();
+        let mut child = Command::new(program)
+            .arg("--state")
+            .arg(state)
+            .arg("mcp")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let input = child.stdin.take().ok_or_else(|| failed("has no stdin"))?;
+        let output = BufReader::new(child.stdout.take().ok_or_else(|| failed("has no stdout"))?);
+        let mut server = Self { child, input, output, id: 0 };
+        let client = json!({"name": "bench", "version": "1"});
+        server.ask(
+            "initialize",
+            &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}),
+        )?;
+        let time = begun.elapsed();
+        let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+        writeln!(server.input, "{ready}").map_err(failed)?;
+        Ok((server, time))
+    }
+
+    fn ask(&mut self, method: &str, params: &Value) -> Result<Value, Problem> {
+        self.id += 1;
+        let request = json!({"jsonrpc": "2.0", "id": self.id, "method": method, "params": params});
+        self.input.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
+        loop {
+            let mut line = String::new();
+            if self.output.read_line(&mut line).map_err(failed)? == 0 {
+                return Err(failed("has ended"));
+            }
+            let answer: Value = serde_json::from_str(&line).map_err(failed)?;
+            if answer["id"] == self.id {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// One python call; the time is the client's.
+    pub(crate) fn run(&mut self, session: &str) -> Result<Duration, Problem> {
+        let begun = Instant::now();
+        let answer = self.ask("tools/call", &call(session))?;
+        check(&answer)?;
+        Ok(begun.elapsed())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Pipes {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn call(session: &str) -> Value {
+    json!({"name": "run", "arguments": {"code": "6*7", "env": "python", "session": session}})
+}
+
+fn check(answer: &Value) -> Result<(), Problem> {
+    match answer["result"]["content"][0]["text"].as_str() {
+        Some("42") => Ok(()),
+        _ => Err(failed(format!("answered {answer}"))),
+    }
+}
+
+/// A server on a port, and a connection to it that stays open.
+pub(crate) struct Http {
+    child: Child,
+    stream: BufReader<TcpStream>,
+    host: String,
+}
+
+impl Http {
+    pub(crate) fn start(program: &Path, state: &Path) -> Result<Self, Problem> {
+        let mut child = Command::new(program)
+            .arg("--state")
+            .arg(state)
+            .args(["mcp", "--http", "127.0.0.1:0", "--insecure-no-auth"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let mut words = BufReader::new(child.stderr.take().ok_or_else(|| failed("has no stderr"))?);
+        let host = loop {
+            let mut line = String::new();
+            if words.read_line(&mut line).map_err(failed)? == 0 {
+                return Err(failed("did not begin to listen"));
+            }
+            if let Some((_, rest)) = line.split_once("http://") {
+                break rest.split('/').next().unwrap_or_default().to_owned();
+            }
+        };
+        let stream = TcpStream::connect(&host).map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        Ok(Self { child, stream: BufReader::new(stream), host })
+    }
+
+    pub(crate) fn run(&mut self, session: &str) -> Result<Duration, Problem> {
+        let begun = Instant::now();
+        let mut params = call(session);
+        params["_meta"] = json!({
+            "io.modelcontextprotocol/protocolVersion": VERSION,
+            "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        });
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string();
+        let request = format!(
+            "POST /mcp HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: {VERSION}\r\n\
+             Mcp-Method: tools/call\r\nMcp-Name: run\r\nContent-Length: {}\r\n\r\n{body}",
+            self.host,
+            body.len()
+        );
+        self.stream.get_mut().write_all(request.as_bytes()).map_err(failed)?;
+        let text = self.body()?;
+        // JSON as it is, or the data line of the last event.
+        let json = text.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap_or(&text);
+        check(&serde_json::from_str(json).map_err(|error| failed(format!("{error}: {text}")))?)?;
+        Ok(begun.elapsed())
+    }
+
+    fn line(&mut self) -> Result<String, Problem> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).map_err(failed)?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn body(&mut self) -> Result<String, Problem> {
+        let mut length = None;
+        loop {
+            let line = self.line()?.to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(text) = line.strip_prefix("content-length: ") {
+                length = text.parse::<usize>().ok();
+            }
+        }
+        let mut body = Vec::new();
+        if let Some(length) = length {
+            body.resize(length, 0);
+            self.stream.read_exact(&mut body).map_err(failed)?;
+        } else {
+            loop {
+                let size = usize::from_str_radix(&self.line()?, 16).map_err(failed)?;
+                let mut chunk = vec![0; size];
+                self.stream.read_exact(&mut chunk).map_err(failed)?;
+                self.line()?;
+                if size == 0 {
+                    break;
+                }
+                body.extend(chunk);
+            }
+        }
+        String::from_utf8(body).map_err(failed)
+    }
+}
+
+impl Drop for Http {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
