@@ -34,7 +34,7 @@ use std::{
 use carrel_engine::{Engine, Settings, Wish};
 use carrel_proto::problem::Problem;
 use tokio::sync::OnceCell;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use handler::Connection;
 pub use tools::ToolSet;
@@ -80,6 +80,7 @@ pub struct Server {
     /// Scopes of clients that were here, for the time after them.
     scopes: Mutex<Vec<Weak<Scope>>>,
     farewells: TaskTracker,
+    leaving: CancellationToken,
 }
 
 impl Server {
@@ -92,6 +93,7 @@ impl Server {
             lines: Lines::default(),
             scopes: Mutex::default(),
             farewells: TaskTracker::new(),
+            leaving: CancellationToken::new(),
         })
     }
 
@@ -145,6 +147,11 @@ impl Server {
             // The sandbox's own idle clock ends what cannot be closed now.
             let _ = engine.close(record, None).await;
         }
+    }
+
+    /// The server is about to stop: calls go on without it.
+    pub fn leave(&self) {
+        self.leaving.cancel();
     }
 
     /// Ends what clients leave behind, if it is to end with them.

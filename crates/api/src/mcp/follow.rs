@@ -82,16 +82,22 @@ impl Transcript {
 #[derive(Debug)]
 pub(super) struct Client {
     cancelled: CancellationToken,
+    /// The SDK cancels whatever runs when a client goes away; that is no wish of the client's.
+    gone: CancellationToken,
     progress: Option<(Peer<RoleServer>, ProgressToken)>,
     /// The client can ask for the result later, so after this long it is told to.
     task_after: Option<Duration>,
 }
 
 impl Client {
-    pub(super) fn new(context: &RequestContext<RoleServer>, task_after: Option<Duration>) -> Self {
+    pub(super) fn new(
+        context: &RequestContext<RoleServer>,
+        gone: &CancellationToken,
+        task_after: Option<Duration>,
+    ) -> Self {
         let token = context.meta.get_progress_token();
         let progress = token.map(|token| (context.peer.clone(), token));
-        Self { cancelled: context.ct.clone(), progress, task_after }
+        Self { cancelled: context.ct.clone(), gone: gone.clone(), progress, task_after }
     }
 
     async fn tell(&self, elapsed: Duration, message: String) {
@@ -148,7 +154,12 @@ pub(super) async fn follow(
                     return Ok(End::Finished(Box::new(outcome)));
                 }
             }
-            () = client.cancelled.cancelled(), if !cancel => cancel = true,
+            () = client.cancelled.cancelled(), if !cancel => {
+                if client.gone.is_cancelled() {
+                    return Err(Problem::new(Code::Cancelled, "the client has gone; the call goes on"));
+                }
+                cancel = true;
+            }
             _ = beat.tick() => {
                 let Some(exec) = &exec else { continue };
                 let elapsed = begun.elapsed();

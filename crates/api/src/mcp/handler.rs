@@ -19,6 +19,7 @@ use rmcp::{
     service::{RequestContext, SubscriptionContext},
 };
 use tokio::{sync::OnceCell, task::AbortHandle};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Server, TOO_LARGE_METHOD, code, complete, follow::Client, log::Log, report::failure, resources, run,
@@ -37,11 +38,18 @@ pub struct Connection {
     scope: OnceCell<Arc<Scope>>,
     watched: Mutex<HashMap<String, AbortHandle>>,
     log: Log,
+    gone: CancellationToken,
 }
 
 impl Connection {
     pub(super) fn new(server: Arc<Server>) -> Self {
-        Self { server, scope: OnceCell::new(), watched: Mutex::default(), log: Log::default() }
+        let gone = server.leaving.child_token();
+        Self { server, scope: OnceCell::new(), watched: Mutex::default(), log: Log::default(), gone }
+    }
+
+    /// To be cancelled when the client has gone away, before the SDK cancels its requests.
+    pub fn gone(&self) -> CancellationToken {
+        self.gone.clone()
     }
 
     /// Whose names this client means; decided by its first request that needs to know.
@@ -85,11 +93,11 @@ impl Connection {
         };
         if request.name == "run" {
             let polls = context.client_capabilities().is_some_and(|it| it.supports_tasks());
-            let client = Client::new(context, polls.then_some(TASK_AFTER));
+            let client = Client::new(context, &self.gone, polls.then_some(TASK_AFTER));
             return Some(run::run(&self.server, &scope, request.arguments, &client).await);
         }
         // The shapes of these have a word of their own for what goes on.
-        let client = Client::new(context, None);
+        let client = Client::new(context, &self.gone, None);
         let answer = code::call(&self.server, &scope, &request.name, request.arguments, &client).await?;
         Some(answer.map(|answer| answer.result().into()))
     }

@@ -22,9 +22,15 @@ use tokio_util::sync::CancellationToken;
 use super::{MAX_MESSAGE, TOO_LARGE_METHOD, json_id::TopLevelId};
 
 /// Serves one client until it goes away or `stop`.
-pub async fn serve<H: ServerHandler>(handler: H, stop: CancellationToken) -> Result<(), Problem> {
+///
+/// `gone` is cancelled when the client hangs up, before the SDK cancels what the client had asked for.
+pub async fn serve<H: ServerHandler>(
+    handler: H,
+    gone: CancellationToken,
+    stop: CancellationToken,
+) -> Result<(), Problem> {
     let (reader, writer) = stdio_pipes();
-    serve_on(reader, writer, handler, stop).await
+    serve_on(reader, writer, handler, gone, stop).await
 }
 
 /// As [`serve`], over any pair of streams.
@@ -32,6 +38,7 @@ pub async fn serve_on<H, R, W>(
     reader: R,
     writer: W,
     handler: H,
+    gone: CancellationToken,
     stop: CancellationToken,
 ) -> Result<(), Problem>
 where
@@ -39,7 +46,7 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    let lines = Lines::new(reader, MAX_MESSAGE);
+    let lines = Lines::new(reader, MAX_MESSAGE, gone);
     let transport = AsyncRwTransport::<RoleServer, _, _>::new(lines, writer).with_max_line_length(usize::MAX);
     match handler.serve_with_ct(transport, stop).await {
         Ok(running) => running.waiting().await.map(drop).map_err(Problem::internal),
@@ -53,6 +60,7 @@ where
 struct Lines<R> {
     inner: BufReader<R>,
     line: Line,
+    gone: CancellationToken,
 }
 
 struct Line {
@@ -71,10 +79,10 @@ enum State {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    fn new(inner: R, limit: usize) -> Self {
+    fn new(inner: R, limit: usize, gone: CancellationToken) -> Self {
         let inner = BufReader::with_capacity(64 << 10, inner);
         let line = Line { limit, state: State::Collecting(Vec::new()), ready: Vec::new(), given: 0 };
-        Self { inner, line }
+        Self { inner, line, gone }
     }
 }
 
@@ -124,6 +132,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Lines<R> {
         while line.given == line.ready.len() {
             let available = ready!(Pin::new(&mut this.inner).poll_fill_buf(cx))?;
             if available.is_empty() {
+                this.gone.cancel();
                 return Poll::Ready(Ok(()));
             }
             let count = line.take(available);
@@ -143,7 +152,7 @@ mod tests {
     use super::*;
 
     async fn through(limit: usize, input: &[u8]) -> String {
-        let mut lines = Lines::new(input, limit);
+        let mut lines = Lines::new(input, limit, CancellationToken::new());
         let mut text = String::new();
         lines.read_to_string(&mut text).await.unwrap();
         text

@@ -33,7 +33,9 @@ pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Resu
                     let server = Arc::clone(&server);
                     async move { server.warm().await }
                 });
-                let served = stdio::serve(server.connection(), stop.clone()).await;
+                let connection = server.connection();
+                let gone = connection.gone();
+                let served = stdio::serve(connection, gone, stop.clone()).await;
                 warming.abort();
                 served
             }
@@ -44,6 +46,7 @@ pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Resu
     let ended = tokio::select! {
         ended = &mut served => ended,
         _ = interrupts.next() => {
+            server.leave();
             stop.cancel();
             tokio::select! {
                 ended = &mut served => ended,
