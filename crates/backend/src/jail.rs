@@ -5,6 +5,10 @@ use std::{
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -14,7 +18,7 @@ use carrel_jail::{
     stage::{self, BoxSpec, Failure, Isolation, Report},
     tree,
     userns::{self, Ids},
-    workspace::{self, Kind},
+    workspace::{self, Kind, Ready},
 };
 use carrel_proto::{
     guest::{AgentConfig, Meters, Places},
@@ -38,11 +42,32 @@ pub struct Jail {
     /// Where programs and templates are kept.
     state: PathBuf,
     hierarchy: Hierarchy,
+    /// How many sandboxes this process has made.
+    made: AtomicU32,
+    /// For the next one.
+    ready: Mutex<Option<Ready>>,
 }
+
+/// A process that has made so many sandboxes will make more, and is worth a workspace kept ready. A command line that
+/// makes one and ends is not.
+const MAKES_MANY: u32 = 2;
 
 impl Jail {
     pub fn new(state: &Path) -> Self {
-        Self { state: state.to_path_buf(), hierarchy: Hierarchy::probe() }
+        Self {
+            state: state.to_path_buf(),
+            hierarchy: Hierarchy::probe(),
+            made: AtomicU32::new(0),
+            ready: Mutex::new(None),
+        }
+    }
+
+    fn templates(&self) -> PathBuf {
+        self.state.join("templates")
+    }
+
+    fn ready(&self) -> MutexGuard<'_, Option<Ready>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How limits would be held here, without making a box.
@@ -68,8 +93,11 @@ impl Jail {
         match (kind, request.workspace.is_some()) {
             (Kind::Image, true) => workspace::attach(&directory, &image)?,
             (Kind::Image, false) => {
-                workspace::create(&directory, &image, &self.state.join("templates"), request.limits.disk)?;
-                let _ = fs::remove_dir(directory.join("lost+found"));
+                let ready = self.ready().take_if(|ready| ready.limit() == request.limits.disk);
+                // One that cannot be used after all is no worse than none.
+                if ready.is_none_or(|ready| ready.settle(&directory, &image).is_err()) {
+                    workspace::create(&directory, &image, &self.templates(), request.limits.disk)?;
+                }
                 stage::give(&directory, owner.0, owner.1)?;
             }
             (Kind::Directory, true) => {}
@@ -167,6 +195,7 @@ impl Jail {
         if !jailed {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
         }
+        self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Placed { pid, start_time, workspace: kind, isolation: request.isolation, enforced, owner })
     }
 }
@@ -234,10 +263,20 @@ impl Backend for Jail {
     }
 
     fn restock(&self, limits: &carrel_proto::limits::Limits) {
-        if workspace::probe(limits.disk).0 == Kind::Image {
-            // Without a spare the next sandbox makes its own image.
-            let _ = workspace::restock(&self.state.join("templates"), limits.disk);
+        if workspace::probe(limits.disk).0 != Kind::Image {
+            return;
         }
+        if self.made.load(Ordering::Relaxed) >= MAKES_MANY {
+            let mut ready = self.ready();
+            if ready.as_ref().is_none_or(|ready| ready.limit() != limits.disk) {
+                *ready = Ready::make(&self.templates(), limits.disk).ok();
+            }
+            if ready.is_some() {
+                return;
+            }
+        }
+        // Without a spare the next sandbox makes its own image.
+        let _ = workspace::restock(&self.templates(), limits.disk);
     }
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
