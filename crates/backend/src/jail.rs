@@ -66,6 +66,11 @@ impl Jail {
         self.state.join("templates")
     }
 
+    /// Where a box puts its root together, in a mount namespace of its own: one empty directory does for all.
+    fn mount_point(&self) -> PathBuf {
+        self.state.join("root")
+    }
+
     fn ready(&self) -> MutexGuard<'_, Option<Ready>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,10 +157,12 @@ impl Jail {
             nproc: (no_pids && jailed).then_some(u64::from(request.limits.pids)),
             idle_timeout_s: request.idle_timeout_s,
             max_lifetime_s: request.max_lifetime_s,
+            first: request.first,
         };
         Ok(BoxSpec {
             directory: directory.clone(),
             agent,
+            mount_point: self.mount_point(),
             hostname: "carrel".into(),
             isolation,
             cgroup: self.hierarchy.create(request.id.as_str(), &request.limits)?,
@@ -174,9 +181,10 @@ impl Jail {
         let owner = if jailed { ids.user_outside() } else { own };
         let agent =
             guest_programs::agent(&self.state.join("bin")).map_err(failed("writing the agent's program"))?;
-        for name in ["root", "spool"] {
-            fs::create_dir_all(request.directory.join(name))
-                .map_err(failed("making the sandbox's directory"))?;
+        // Started first: it loads while the rest is made, and waits for its description.
+        let stage = start_stage(&agent).map_err(failed("starting the agent's program"))?;
+        for made in [self.mount_point(), request.directory.join("spool")] {
+            fs::create_dir_all(made).map_err(failed("making the sandbox's directory"))?;
         }
         if jailed && userns::has_many_ids() {
             let agent_id = ids.agent_outside();
@@ -184,8 +192,6 @@ impl Jail {
                 .map_err(failed("giving the spool away"))?;
         }
         let _ = fs::remove_file(request.directory.join("agent.sock"));
-        // Started first: it loads while the workspace is made, and waits for its description.
-        let stage = start_stage(&agent).map_err(failed("starting the agent's program"))?;
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
         let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;

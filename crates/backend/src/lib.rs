@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use carrel_jail::workspace;
 use carrel_proto::{
+    guest::Language,
     id::SandboxId,
     limits::{Enforced, Limits},
     problem::Problem,
@@ -40,6 +41,8 @@ pub struct BoxRequest {
     pub max_lifetime_s: u64,
     /// Set when the directory already holds a workspace to go on with.
     pub workspace: Option<workspace::Kind>,
+    /// The language of the first call, as far as it is known.
+    pub first: Option<Language>,
 }
 
 /// How strongly a sandbox is shut in.

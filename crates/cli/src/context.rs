@@ -1,7 +1,7 @@
 //! What every command that touches sandboxes needs: the engine, the settings, and the notes it owes the user.
 
 use carrel_backend::environment::Environment;
-use carrel_engine::{Engine, Found, Note, Record, Source};
+use carrel_engine::{Engine, Found, Note, Record, Source, Wish};
 use carrel_proto::{
     guest::{EndReason, Language},
     id::SessionName,
@@ -42,12 +42,12 @@ impl<'a> Context<'a> {
     }
 
     /// The sandbox of this name, made if there is none.
-    pub(crate) async fn sandbox(&self, target: &Target, environment: Option<&str>) -> Result<Found, Problem> {
+    pub(crate) async fn sandbox(&self, target: &Target, wish: &Wish) -> Result<Found, Problem> {
         let _progress = Progress::start(self.output, "starting the sandbox");
         if target.is_id() {
             return self.engine.existing(&target.name, None).await;
         }
-        self.engine.sandbox(&target.key, &self.settings.wish(environment)).await
+        self.engine.sandbox(&target.key, wish).await
     }
 
     /// Opens a session other than the default one, unless it is open.
@@ -71,6 +71,11 @@ impl<'a> Context<'a> {
                 Source::Artifact(_) => self.language_of(own),
             },
         }
+    }
+
+    /// The language of a run in a sandbox that has to be made for it.
+    pub(crate) fn first_language(&self, wanted: Option<&str>) -> Option<Language> {
+        wanted.map_or(Some(Language::Python), |wanted| self.language_of(wanted).ok())
     }
 
     fn language_of(&self, environment: &str) -> Result<Language, Problem> {

@@ -21,7 +21,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use carrel_backend::{BoxRequest, IsolationLevel, Placed, Project};
 use carrel_proto::{
-    guest::EndReason,
+    guest::{EndReason, Language},
     id::{Key, SandboxId},
     limits::Limits,
     message::{Event, Request},
@@ -44,6 +44,8 @@ pub struct Wish {
     pub project: Option<Project>,
     pub idle_timeout_s: u64,
     pub max_lifetime_s: u64,
+    /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
+    pub first: Option<Language>,
 }
 
 /// An ephemeral sandbox whose caller is gone ends by itself after this long.
@@ -194,7 +196,7 @@ impl Engine {
             lock.discard();
             return Ok(None);
         };
-        match self.place(&record, None).await {
+        match self.place(&record, None, wish.first).await {
             Ok(placed) => Ok(Some(Record { state: State::Running, placed: Some(placed), ..record })),
             Err(problem) => {
                 self.erase(&record.id, None, lock)?;
@@ -204,7 +206,12 @@ impl Engine {
     }
 
     /// Makes the box of a row whose lock is held.
-    async fn place(&self, record: &Record, before: Option<&Placed>) -> Result<Placed, Problem> {
+    async fn place(
+        &self,
+        record: &Record,
+        before: Option<&Placed>,
+        first: Option<Language>,
+    ) -> Result<Placed, Problem> {
         let directory = self.directory(&record.id);
         let made = std::fs::create_dir_all(&directory).and_then(|()| {
             use std::os::unix::fs::PermissionsExt;
@@ -225,6 +232,7 @@ impl Engine {
             idle_timeout_s: record.spec.idle_timeout_s,
             max_lifetime_s: record.spec.max_lifetime_s,
             workspace: before.map(|placed| placed.workspace),
+            first,
         };
         let backend = Arc::clone(&self.backend);
         let placed = tokio::task::spawn_blocking(move || backend.create(&request))
@@ -241,7 +249,7 @@ impl Engine {
         let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else {
             return Ok(None);
         };
-        let placed = self.place(&record, Some(&before)).await?;
+        let placed = self.place(&record, Some(&before), None).await?;
         self.registry.touch(id)?;
         Ok(Some(Record { state: State::Running, placed: Some(placed), boot: boot_id(), ..record }))
     }
