@@ -11,6 +11,7 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+mod stages;
 
 use std::path::{Path, PathBuf};
 
@@ -78,6 +79,9 @@ pub struct Placed {
 /// Makes and removes boxes. Calls may block for milliseconds; run them where that is allowed.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &'static str;
+
+    /// A sandbox will be made in a moment: what does not depend on which one may start now.
+    fn expect(&self) {}
 
     /// Makes the box and waits until its agent runs. On error nothing is left.
     fn create(&self, request: &BoxRequest) -> Result<Placed, Problem>;

@@ -186,6 +186,7 @@ impl Engine {
             max_lifetime_s: wish.max_lifetime_s,
             ephemeral: owner,
         };
+        self.backend.expect();
         let mut random = [0; 10];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(Problem::internal)?;
