@@ -1,8 +1,8 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short]` prints the table and exits non-zero if a target is missed
-//! by more than the slack of a shared machine.
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE]` prints the table and exits non-zero if a target
+//! is missed. `--only` measures the cold start of one language and nothing else, for comparing two builds.
 
 mod figures;
 mod mcp;
@@ -15,7 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use carrel_proto::{guest::Language, problem::Problem};
+use carrel_proto::{
+    guest::Language,
+    problem::{Code, Problem},
+};
 use figures::{Row, Samples, Target};
 use sandbox::World;
 
@@ -32,7 +35,14 @@ const IDLE: Duration = Duration::from_secs(3);
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let short = std::env::args().any(|argument| argument == "--short");
-    match measure(if short { SHORT_ROUNDS } else { ROUNDS }).await {
+    let rounds = if short { SHORT_ROUNDS } else { ROUNDS };
+    let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
+    let measured = match only.as_deref().map(Language::parse) {
+        None => measure(rounds).await,
+        Some(Some(language)) => measure_cold(rounds, language).await,
+        Some(None) => Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash or node")),
+    };
+    match measured {
         Ok(rows) => {
             let table = figures::table(&rows);
             let _ = std::io::stdout().write_all(table.as_bytes());
@@ -61,6 +71,28 @@ fn spawn(program: &str, arguments: &[&str]) -> Duration {
     }
 }
 
+/// What a cold start is measured with.
+fn smallest_code(language: Language) -> &'static str {
+    match language {
+        Language::Bash => ":",
+        Language::Python | Language::Node => "1",
+    }
+}
+
+async fn measure_cold(rounds: usize, language: Language) -> Result<Vec<Row>, Problem> {
+    let world = World::open()?;
+    let (mut floor, mut cold) = (Samples::default(), Samples::default());
+    world.cold(language, smallest_code(language)).await?;
+    for _ in 0..rounds {
+        for _ in 0..4 {
+            floor.add(spawn("/bin/true", &[]));
+        }
+        cold.add(world.cold(language, smallest_code(language)).await?);
+    }
+    let name = format!("create to first result, {}", language.as_str());
+    Ok(vec![Row::floor(&floor), Row::ratio(&name, &cold, &floor, Target::None)])
+}
+
 async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let world = World::open()?;
     let has = |language| world.has(language);
@@ -70,21 +102,21 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let mut warm = Samples::default();
     let mut boxes = Samples::default();
     let mut bare_python = Samples::default();
-    let languages = [(Language::Python, "1"), (Language::Bash, ":"), (Language::Node, "1")];
+    let languages = [Language::Python, Language::Bash, Language::Node];
 
     let session = world.session().await?;
     let mut caller = world.caller(&session).await?;
     // One of each before counting: templates, caches and page cache are not what is measured.
-    for (language, code) in languages.into_iter().filter(|(language, _)| has(*language)) {
-        world.cold(language, code).await?;
+    for language in languages.into_iter().filter(|language| has(*language)) {
+        world.cold(language, smallest_code(language)).await?;
     }
     for _ in 0..rounds {
         for _ in 0..4 {
             floor.add(spawn("/bin/true", &[]));
         }
-        for (slot, (language, code)) in cold.iter_mut().zip(languages) {
+        for (slot, language) in cold.iter_mut().zip(languages) {
             if has(language) {
-                slot.add(world.cold(language, code).await?);
+                slot.add(world.cold(language, smallest_code(language)).await?);
             }
         }
         boxes.add(world.create().await?);

@@ -86,7 +86,7 @@ impl World {
     /// From nothing to the first result of a new sandbox. Its end is not counted.
     pub(crate) async fn cold(&self, language: Language, code: &str) -> Result<Duration, Problem> {
         let start = Instant::now();
-        let record = self.engine.ephemeral(&wish()).await?;
+        let record = self.engine.ephemeral(&Wish { first: Some(language), ..wish() }).await?;
         let mut call = self.engine.run(&record, run(language, code)).await?;
         finish(&mut call).await?;
         let time = start.elapsed();

@@ -1,7 +1,10 @@
 //! Compiles `policy/seccomp.json` for the target, so that nothing parses policy at run time.
 
+mod filter_tree;
+
 use std::{env, error::Error, fmt::Write as _, fs, path::PathBuf};
 
+use filter_tree::Instruction;
 use seccompiler::TargetArch;
 
 /// System calls of the policy that only x86-64 has; other machines never had them.
@@ -46,6 +49,7 @@ const X86_ONLY: &[&str] = &[
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=policy/seccomp.json");
+    println!("cargo::rerun-if-changed=filter_tree.rs");
     let mut policy: serde_json::Value = serde_json::from_str(&fs::read_to_string("policy/seccomp.json")?)?;
     let arch = match env::var("CARGO_CFG_TARGET_ARCH")?.as_str() {
         "x86_64" => TargetArch::x86_64,
@@ -59,20 +63,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    let compiled = seccompiler::compile_from_json(policy.to_string().as_bytes(), arch)?;
-    let mut code = String::new();
-    for (name, program) in compiled {
-        writeln!(code, "pub(super) const {}: &[Instruction] = &[", name.to_uppercase())?;
-        for i in program {
-            writeln!(
-                code,
-                "    Instruction {{ code: {}, jt: {}, jf: {}, k: {} }},",
-                i.code, i.jt, i.jf, i.k
-            )?;
-        }
-        writeln!(code, "];")?;
-    }
+    let mut compiled = seccompiler::compile_from_json(policy.to_string().as_bytes(), arch)?;
+    let mut take = |name: &str| -> Result<Vec<Instruction>, String> {
+        let program = compiled.remove(name).ok_or(format!("the policy has no filter `{name}`"))?;
+        Ok(program.into_iter().map(|i| Instruction { code: i.code, jt: i.jt, jf: i.jf, k: i.k }).collect())
+    };
+    let (absent, allow) = (take("absent")?, take("allow")?);
+    let merged = filter_tree::merge(&absent, &allow)?;
+    let mut code = write_out("", "FILTER", &merged)?;
+    // What the merged filter has to agree with; see the tests of src/seccomp.rs.
+    code += &write_out("#[cfg(test)]\n", "ABSENT", &absent)?;
+    code += &write_out("#[cfg(test)]\n", "ALLOW", &allow)?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("seccomp_filters.rs"), code)?;
     Ok(())
+}
+
+fn write_out(attribute: &str, name: &str, program: &[Instruction]) -> Result<String, std::fmt::Error> {
+    let mut code = format!("{attribute}pub(super) const {name}: &[Instruction] = &[\n");
+    for Instruction { code: operation, jt, jf, k } in program {
+        writeln!(code, "    Instruction {{ code: {operation}, jt: {jt}, jf: {jf}, k: {k} }},")?;
+    }
+    code += "];\n";
+    Ok(code)
 }

@@ -39,7 +39,9 @@ __carrel_begin() {
   \builtin mapfile -d '' -n 1 __carrel_code <"$2"
   shift 2
   __carrel_args=("$@")
-  # Plain patterns only: an extended one takes quadratic time over a megabyte of code.
+  # Code that may call for the rest, or change how it would be read, gets it first; so does any that is long, because an
+  # extended pattern takes quadratic time.
+  if [[ ! ${__carrel[loaded]} ]] && [[ ${#__carrel_code} -gt 4096 || ${__carrel_code-} == *@(trap|source|". "|exec|set|shopt|alias|enable|eval|"()"|function|exit)* ]]; then __carrel_load; fi
   if [[ ! ${__carrel[guard]} && (${__carrel_code-} == *trap* || ${__carrel_code-} == *source* || ${__carrel_code-} == *". "*) ]]; then
     __carrel_guard
   fi
@@ -56,38 +58,6 @@ __carrel_begin() {
   fi
   if [[ ${__carrel[changed]} ]]; then __carrel_options; fi
   __carrel[run]=2
-  return "${__carrel[status]}"
-}
-
-# Gives the user's code the options it left, but for those of __carrel_late.
-__carrel_options() {
-  local name IFS=:
-  for name in ${__carrel[shopt]}; do \builtin shopt -s "$name"; done
-  for name in $BASHOPTS; do
-    [[ :${__carrel[shopt]}: == *:"$name":* ]] || \builtin shopt -u "$name"
-  done
-  for name in ${__carrel[set]}; do
-    case $name in
-      errexit | xtrace | verbose | noexec | posix | monitor | onecmd) ;;
-      noglob) local noglob=1 ;; # last: the loops here are not quoted
-      *) \builtin set -o "$name" ;;
-    esac
-  done
-  for name in braceexpand hashall interactive-comments; do
-    [[ :${__carrel[set]}: == *:"$name":* ]] || \builtin set +o "$name"
-  done
-  if [[ ${noglob-} ]]; then \builtin set -f; fi
-  if [[ :${__carrel[set]}: == *:monitor:* && :$SHELLOPTS: != *:monitor:* ]]; then \builtin set -m; fi
-} 2>/dev/null
-
-__carrel_late() {
-  if [[ ${__carrel[debug]} ]]; then \builtin trap -- "${__carrel[debug]}" DEBUG; fi
-  if [[ ${__carrel[late]} == *p* ]]; then \builtin set -o posix; fi
-  if [[ ${__carrel[late]} == *e* ]]; then \builtin set -e; fi
-  if [[ ${__carrel[late]} == *v* ]]; then \builtin set -v; fi
-  if [[ ${__carrel[late]} == *x* ]]; then
-    { \builtin set -x; \builtin return "${__carrel[status]}"; } 2>/dev/null
-  fi
   return "${__carrel[status]}"
 }
 
@@ -131,6 +101,8 @@ __carrel_end() {
   if [[ ${__carrel[execfn]} ]]; then __carrel[execfn]=; \builtin unset -f exec; fi
   __carrel_code=
   \builtin printf '{"id":%s,"done":{"exit":%s,"error":null}}\n' "${__carrel[id]}" "${__carrel[status]}" >&253
+  # Nobody waits for this.
+  if [[ ! ${__carrel[loaded]} ]]; then __carrel_load; fi
 }
 
 # The builtins on which everything here rests: functions by their names, or `enable -n`, do not outlive a call.
@@ -141,6 +113,111 @@ __carrel_reclaim() {
   \enable alias builtin command compgen declare enable eval exec exit mapfile printf pushd read return set shopt trap unset
   \builtin shopt -s expand_aliases
   \builtin shopt -u inherit_errexit # which posix mode leaves on
+}
+
+# ---- the end of the shell, and its renewal
+
+# SIGINT ends the call where it is. Between calls, and a second time, it does nothing.
+__carrel_int() {
+  if ((__carrel[run])); then __carrel_leave 130 "$@"; fi
+}
+
+# The EXIT trap. Outside a call it is the end of the session.
+__carrel_exit() {
+  if [[ $BASHPID != "$$" ]]; then return; fi
+  if ((__carrel[run])); then
+    # A signal leaves the status as it was, and bash does not say which one it was: SIGTERM is most likely. Any other
+    # end has left the user's commands behind and come back to the request's own.
+    if [[ $1 == 0 && $BASH_COMMAND != '\. "$__carrel"' && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
+    __carrel_leave "$@"
+  fi
+  if [[ ${__carrel[exit]} ]]; then \eval "${__carrel[exit]}" 2>&251; fi
+}
+
+# The call is over because the shell would end. Never returns; may run inside functions of the user's.
+__carrel_leave() {
+  # Stopped in __carrel_begin (1), the options are not the user's yet.
+  if ((__carrel[run] == 2)); then __carrel[run]=0; __carrel_quiet; else __carrel[run]=0; fi
+  __carrel_load
+  __carrel_left "$@"
+}
+
+# Defines what most first calls do not need: see "the rest" below. Nothing of the user's may change how it is read.
+__carrel_load() {
+  if [[ ${__carrel[loaded]} ]]; then return; fi
+  local code=${__carrel_code-}
+  __carrel_code= __carrel[loading]=1 __carrel[builtin]=: __carrel[return]=:
+  \builtin shopt -u expand_aliases
+  \builtin . "$__carrel"
+  \builtin shopt -s expand_aliases
+  __carrel_code=$code __carrel[loading]= __carrel[loaded]=1 __carrel[builtin]=builtin __carrel[return]=return
+}
+
+# ---- start
+
+# Close-on-exec copies of what is ours: 249 stdin, 250 stdout, 251 stderr, 252 requests, 253 replies. While a
+# redirection is in force bash keeps the original at the first free descriptor from 10 on, close-on-exec, and
+# a duplicate of such a one is so, too.
+__carrel_descriptors() {
+  local saved=10
+  while [[ -e /proc/self/fd/$saved ]]; do ((saved++)); done
+  eval "{ exec 249<&$saved; } 0<&-
+    { exec 250>&$saved; } 1>&-
+    { exec 251>&$saved; } 2>&-
+    { exec 252<&$saved; } $1<&-
+    { exec 253>&$saved; } $2>&-
+    exec $2>&-"
+}
+
+# A new shell answers before it has read on: parsing the rest takes longer than the rest of its start. __carrel_load sources
+# this file once more for it.
+if [[ ! ${__carrel[loading]-}${CARREL_RENEW-} ]]; then
+  __carrel_descriptors 3 4
+  exec 3<&-
+  shopt -s expand_aliases
+  declare -A __carrel=([0]=${BASH_SOURCE[0]} [bash]=$BASH [plain]=$SHELLOPTS$BASHOPTS [builtin]=builtin [return]=return
+    [id]=0 [run]=0 [status]=0 [apart]= [late]= [changed]= [fresh]= [set]=$SHELLOPTS [shopt]=$BASHOPTS
+    [exit]= [int]= [debug]= [guard]= [execfn]= [traps]= [whole]= [n]= [loaded]= [loading]=)
+  __carrel_code=() __carrel_args=()
+  BASH_ARGV0=$__carrel
+  trap '{ __carrel_exit "$?" "$@"; } 2>/dev/null' EXIT
+  trap '{ __carrel_int "$@"; } 2>/dev/null' INT
+  \builtin printf '{"ready":{"version":"%s.%s.%s"}}\n' "${BASH_VERSINFO[@]:0:3}" >&253
+  return
+fi
+
+# ==== the rest
+
+# Gives the user's code the options it left, but for those of __carrel_late.
+__carrel_options() {
+  local name IFS=:
+  for name in ${__carrel[shopt]}; do \builtin shopt -s "$name"; done
+  for name in $BASHOPTS; do
+    [[ :${__carrel[shopt]}: == *:"$name":* ]] || \builtin shopt -u "$name"
+  done
+  for name in ${__carrel[set]}; do
+    case $name in
+      errexit | xtrace | verbose | noexec | posix | monitor | onecmd) ;;
+      noglob) local noglob=1 ;; # last: the loops here are not quoted
+      *) \builtin set -o "$name" ;;
+    esac
+  done
+  for name in braceexpand hashall interactive-comments; do
+    [[ :${__carrel[set]}: == *:"$name":* ]] || \builtin set +o "$name"
+  done
+  if [[ ${noglob-} ]]; then \builtin set -f; fi
+  if [[ :${__carrel[set]}: == *:monitor:* && :$SHELLOPTS: != *:monitor:* ]]; then \builtin set -m; fi
+} 2>/dev/null
+
+__carrel_late() {
+  if [[ ${__carrel[debug]} ]]; then \builtin trap -- "${__carrel[debug]}" DEBUG; fi
+  if [[ ${__carrel[late]} == *p* ]]; then \builtin set -o posix; fi
+  if [[ ${__carrel[late]} == *e* ]]; then \builtin set -e; fi
+  if [[ ${__carrel[late]} == *v* ]]; then \builtin set -v; fi
+  if [[ ${__carrel[late]} == *x* ]]; then
+    { \builtin set -x; \builtin return "${__carrel[status]}"; } 2>/dev/null
+  fi
+  return "${__carrel[status]}"
 }
 
 # ---- names that user code gets in place of builtins, only where its text asks for it
@@ -226,29 +303,7 @@ __carrel_watch_noexec() {
   fi
 }
 
-# ---- the end of the shell, and its renewal
-
-# SIGINT ends the call where it is. Between calls, and a second time, it does nothing.
-__carrel_int() {
-  if ((__carrel[run])); then __carrel_leave 130 "$@"; fi
-}
-
-# The EXIT trap. Outside a call it is the end of the session.
-__carrel_exit() {
-  if [[ $BASHPID != "$$" ]]; then return; fi
-  if ((__carrel[run])); then
-    # A signal leaves the status as it was, and bash does not say which one it was: SIGTERM is most likely. Any other
-    # end has left the user's commands behind and come back to the request's own.
-    if [[ $1 == 0 && $BASH_COMMAND != '\. "$__carrel"' && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
-    __carrel_leave "$@"
-  fi
-  if [[ ${__carrel[exit]} ]]; then \eval "${__carrel[exit]}" 2>&251; fi
-}
-
-# The call is over because the shell would end. Never returns; may run inside functions of the user's.
-__carrel_leave() {
-  # Stopped in __carrel_begin (1), the options are not the user's yet.
-  if ((__carrel[run] == 2)); then __carrel[run]=0; __carrel_quiet; else __carrel[run]=0; fi
+__carrel_left() {
   __carrel[status]=$1
   shift
   # In no function of the user's, the arguments are the shell's own; else those of the call's start stay.
@@ -346,23 +401,7 @@ __carrel_is_local() {
   [[ ! $__carrel_shown =~ ^declare\ -[a-zA-Z]*t ]]
 }
 
-# ---- start
-
-# Close-on-exec copies of what is ours: 249 stdin, 250 stdout, 251 stderr, 252 requests, 253 replies. While a
-# redirection is in force bash keeps the original at the first free descriptor from 10 on, close-on-exec, and
-# a duplicate of such a one is so, too.
-__carrel_descriptors() {
-  local saved=10
-  while [[ -e /proc/self/fd/$saved ]]; do ((saved++)); done
-  eval "{ exec 249<&$saved; } 0<&-
-    { exec 250>&$saved; } 1>&-
-    { exec 251>&$saved; } 2>&-
-    { exec 252<&$saved; } $1<&-
-    { exec 253>&$saved; } $2>&-
-    exec $2>&-"
-}
-
-if [[ ${CARREL_RENEW-} ]]; then
+if [[ ${CARREL_RENEW-} && ! ${__carrel[loading]-} ]]; then
   # bash opens its script only after BASH_ENV, that is after this: __carrel_begin closes 246.
   __carrel_descriptors 246 247
   unset -v CARREL_RENEW BASH_ENV
@@ -376,20 +415,8 @@ if [[ ${CARREL_RENEW-} ]]; then
   # Half a state is worse than none: the agent reports the loss.
   if [[ ! ${__carrel[whole]-} ]]; then \builtin trap - EXIT; \builtin exit 70; fi
   \builtin unset -v __carrel_n __carrel_unhidden __carrel_depth __carrel_shown
-  __carrel[whole]= __carrel[traps]= __carrel[fresh]=1 __carrel[changed]=1 __carrel[run]=0
+  __carrel[whole]= __carrel[traps]= __carrel[loaded]=1 __carrel[fresh]=1 __carrel[changed]=1 __carrel[run]=0
   if [[ ${__carrel[guard]} ]]; then __carrel_guard; fi
   if [[ ${__carrel[debug]} ]]; then \builtin trap - DEBUG; fi
   \builtin shopt -s expand_aliases
-else
-  __carrel_descriptors 3 4
-  exec 3<&-
-  shopt -s expand_aliases
-  declare -A __carrel=([0]=${BASH_SOURCE[0]} [bash]=$BASH [plain]=$SHELLOPTS$BASHOPTS [builtin]=builtin [return]=return
-    [id]=0 [run]=0 [status]=0 [apart]= [late]= [changed]= [fresh]= [set]=$SHELLOPTS [shopt]=$BASHOPTS
-    [exit]= [int]= [debug]= [guard]= [execfn]= [traps]= [whole]= [n]=)
-  __carrel_code=() __carrel_args=()
-  BASH_ARGV0=$__carrel
-  trap '{ __carrel_exit "$?" "$@"; } 2>/dev/null' EXIT
-  trap '{ __carrel_int "$@"; } 2>/dev/null' INT
-  \builtin printf '{"ready":{"version":"%s.%s.%s"}}\n' "${BASH_VERSINFO[@]:0:3}" >&253
 fi

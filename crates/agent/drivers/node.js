@@ -36,8 +36,7 @@ const vm = require('vm');
 const path = require('path');
 const Module = require('module');
 const { inspect, types: { isNativeError } } = require('util');
-const session = new (require('inspector').Session)();
-session.connect();
+const session = openSession();
 
 const DISPLAY = Symbol.for('Jupyter.display');
 const EXIT = Symbol('process.exit'); // thrown where the running code cannot be terminated
@@ -110,6 +109,37 @@ function send(line) {
 
 function complain(text) {
   try { writeFully(2, text); } catch { /* nobody reads: the reply still says what happened */ }
+}
+
+// Node's `inspector` module takes longer to load than everything else here; what it wraps is enough.
+function openSession() {
+  let Connection = null;
+  try { ({ Connection } = process.binding('inspector')); } catch { /* not in this node */ }
+  if (typeof Connection !== 'function') {
+    const session = new (require('inspector').Session)();
+    session.connect();
+    return session;
+  }
+  const waiting = { __proto__: null };
+  let last = 0;
+  const connection = new Connection((message) => {
+    const { id, result, error } = parse(message);
+    const callback = waiting[id];
+    if (callback === undefined) return;
+    delete waiting[id];
+    try {
+      if (error) callback(new Error(`Inspector error ${error.code}: ${error.message}`));
+      else callback(null, result);
+    } catch (problem) { // must not run into V8's own code
+      process.emitWarning(problem);
+    }
+  });
+  const post = (method, params, callback) => {
+    last += 1;
+    if (callback) waiting[last] = callback;
+    connection.dispatch(stringify({ id: last, method, params }));
+  };
+  return { post };
 }
 
 // ---- a call from request to done ------------------------------------------------------------------------

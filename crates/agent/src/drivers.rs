@@ -18,12 +18,17 @@ fn file(language: Language) -> &'static str {
     }
 }
 
-/// Writes the drivers where user code can read them and nobody but the agent can write.
-pub(crate) fn install(run: &Path) -> io::Result<()> {
-    for (language, text) in [(Language::Python, PYTHON), (Language::Node, NODE), (Language::Bash, BASH)] {
-        fs::write(run.join(file(language)), text)?;
+/// Writes a driver where user code can read it and nobody but the agent can write, unless it is there.
+fn install(language: Language, path: &str) -> io::Result<()> {
+    if Path::new(path).exists() {
+        return Ok(());
     }
-    Ok(())
+    let text = match language {
+        Language::Python => PYTHON,
+        Language::Node => NODE,
+        Language::Bash => BASH,
+    };
+    fs::write(path, text)
 }
 
 /// Command line and additional variables of one interpreter.
@@ -32,12 +37,13 @@ pub(crate) fn command(
     interpreter: &Interpreter,
     run: &str,
     env: &mut BTreeMap<String, String>,
-) -> Vec<OsString> {
+) -> io::Result<Vec<OsString>> {
     let mut driver = format!("{run}/{}", file(language));
     let compiled = format!("{run}/python.pyc");
     if language == Language::Python && Path::new(&compiled).exists() {
         driver = compiled;
     }
+    install(language, &driver)?;
     let program = interpreter.program.clone();
     let words = match language {
         Language::Python => {
@@ -47,7 +53,7 @@ pub(crate) fn command(
         Language::Node => vec![program, driver],
         Language::Bash => vec![program, "--noprofile".into(), "--norc".into(), "/proc/self/fd/3".into()],
     };
-    words.into_iter().map(OsString::from).collect()
+    Ok(words.into_iter().map(OsString::from).collect())
 }
 
 /// What is sent once, before the first call.

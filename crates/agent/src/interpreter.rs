@@ -157,7 +157,8 @@ impl Interpreter {
     }
 
     pub(crate) fn hear(&mut self, scratch: &mut Vec<u8>) -> Heard {
-        scratch.resize(64 << 10, 0);
+        // Most replies are short, and fresh memory is dear.
+        scratch.resize(if self.line.is_empty() { 4 << 10 } else { 64 << 10 }, 0);
         match read(&self.replies, scratch.as_mut_slice()) {
             Ok(0) => return Heard::End,
             Ok(count) => self.line.extend_from_slice(&scratch[..count]),

@@ -116,7 +116,7 @@ impl Agent {
         let run = self.config.places.run.clone();
         let session_ref = &self.sessions[session];
         let mut env = session_ref.env.clone();
-        let argv = drivers::command(language, &self.config.interpreters[&language], &run, &mut env);
+        let argv = drivers::command(language, &self.config.interpreters[&language], &run, &mut env)?;
         let cwd = session_ref.cwd.clone();
         let id = self.start(
             session,

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{self, Read},
     os::unix::net::UnixListener,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -25,7 +25,6 @@ use crate::{
     calls::Exec,
     connection::{self, Connection},
     disk::Watch,
-    drivers,
     interpreter::Interpreter,
     meters::Meters,
     poll::{Poller, Token},
@@ -91,7 +90,6 @@ pub(crate) fn run() -> io::Result<()> {
     let config: AgentConfig = serde_json::from_str(&text)?;
     let listener = UnixListener::from(sys::inherited(config.listener)?);
     listener.set_nonblocking(true)?;
-    drivers::install(Path::new(&config.places.run))?;
     let meters = Meters::new(&config.meters);
     let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
     let poller = Poller::new()?;
@@ -126,6 +124,12 @@ pub(crate) fn run() -> io::Result<()> {
     {
         crate::say(&problem.message);
     }
+    if let Some(language) = agent.config.first.filter(|language| agent.offers(*language))
+        && let Err(error) = agent.start_interpreter(&SessionName::main(), language)
+    {
+        // The call that needs it tries again, and tells its caller.
+        crate::say(&format!("starting {}: {error}", language.as_str()));
+    }
     agent.serve()
 }
 
@@ -134,6 +138,11 @@ impl Agent {
         let number = self.next_number;
         self.next_number = self.next_number.wrapping_add(1);
         number
+    }
+
+    fn offers(&self, language: Language) -> bool {
+        self.config.interpreters.get(&language).is_some_and(|interpreter| !interpreter.program.is_empty())
+            && self.sessions.contains_key(&SessionName::main())
     }
 
     fn serve(&mut self) -> io::Result<()> {

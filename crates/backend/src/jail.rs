@@ -2,33 +2,38 @@
 
 use std::{
     fs, io,
-    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use carrel_jail::{
     cgroup::Hierarchy,
     mounts::Step,
-    stage::{self, BoxSpec, Failure, Isolation, Report},
+    stage::{self, BoxSpec, Isolation},
     tree,
     userns::{self, Ids},
-    workspace::{self, Kind},
+    workspace::{self, Kind, Ready},
 };
 use carrel_proto::{
     guest::{AgentConfig, Meters, Places},
     id::SandboxId,
     limits::{Enforced, Enforcement},
     message::PROTOCOL,
-    problem::{Code, Problem},
+    problem::Problem,
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal},
 };
 
-use crate::{Backend, BoxRequest, IsolationLevel, Placed, environment, guest_programs};
+use crate::{
+    Backend, BoxRequest, IsolationLevel, Placed, environment, guest_programs,
+    stages::{self, Stages, lock},
+};
 
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
@@ -38,11 +43,39 @@ pub struct Jail {
     /// Where programs and templates are kept.
     state: PathBuf,
     hierarchy: Hierarchy,
+    /// How many sandboxes this process has made.
+    made: AtomicU32,
+    /// For the next one.
+    ready: Mutex<Option<Ready>>,
+    stages: Stages,
 }
+
+/// A process that has made so many sandboxes will make more, and is worth a workspace kept ready. A command line that
+/// makes one and ends is not.
+const MAKES_MANY: u32 = 2;
 
 impl Jail {
     pub fn new(state: &Path) -> Self {
-        Self { state: state.to_path_buf(), hierarchy: Hierarchy::probe() }
+        Self {
+            state: state.to_path_buf(),
+            hierarchy: Hierarchy::probe(),
+            made: AtomicU32::new(0),
+            ready: Mutex::new(None),
+            stages: Stages::default(),
+        }
+    }
+
+    fn templates(&self) -> PathBuf {
+        self.state.join("templates")
+    }
+
+    /// Where a box puts its root together, in a mount namespace of its own: one empty directory does for all.
+    fn mount_point(&self) -> PathBuf {
+        self.state.join("root")
+    }
+
+    fn program(&self) -> io::Result<PathBuf> {
+        guest_programs::agent(&self.state.join("bin"))
     }
 
     /// How limits would be held here, without making a box.
@@ -68,8 +101,11 @@ impl Jail {
         match (kind, request.workspace.is_some()) {
             (Kind::Image, true) => workspace::attach(&directory, &image)?,
             (Kind::Image, false) => {
-                workspace::create(&directory, &image, &self.state.join("templates"), request.limits.disk)?;
-                let _ = fs::remove_dir(directory.join("lost+found"));
+                let ready = lock(&self.ready).take_if(|ready| ready.limit() == request.limits.disk);
+                // One that cannot be used after all is no worse than none.
+                if ready.is_none_or(|ready| ready.settle(&directory, &image).is_err()) {
+                    workspace::create(&directory, &image, &self.templates(), request.limits.disk)?;
+                }
                 stage::give(&directory, owner.0, owner.1)?;
             }
             (Kind::Directory, true) => {}
@@ -124,10 +160,12 @@ impl Jail {
             nproc: (no_pids && jailed).then_some(u64::from(request.limits.pids)),
             idle_timeout_s: request.idle_timeout_s,
             max_lifetime_s: request.max_lifetime_s,
+            first: request.first,
         };
         Ok(BoxSpec {
             directory: directory.clone(),
             agent,
+            mount_point: self.mount_point(),
             hostname: "carrel".into(),
             isolation,
             cgroup: self.hierarchy.create(request.id.as_str(), &request.limits)?,
@@ -144,11 +182,11 @@ impl Jail {
         let ids = Self::ids(request.number);
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let owner = if jailed { ids.user_outside() } else { own };
-        let agent =
-            guest_programs::agent(&self.state.join("bin")).map_err(failed("writing the agent's program"))?;
-        for name in ["root", "spool"] {
-            fs::create_dir_all(request.directory.join(name))
-                .map_err(failed("making the sandbox's directory"))?;
+        let agent = self.program().map_err(failed("writing the agent's program"))?;
+        // Loads while the rest is made, and waits for its description.
+        let stage = self.stages.take(&agent).map_err(failed("starting the agent's program"))?;
+        for made in [self.mount_point(), request.directory.join("spool")] {
+            fs::create_dir_all(made).map_err(failed("making the sandbox's directory"))?;
         }
         if jailed && userns::has_many_ids() {
             let agent_id = ids.agent_outside();
@@ -156,17 +194,16 @@ impl Jail {
                 .map_err(failed("giving the spool away"))?;
         }
         let _ = fs::remove_file(request.directory.join("agent.sock"));
-        // Started first: it loads while the workspace is made, and waits for its description.
-        let stage = start_stage(&agent).map_err(failed("starting the agent's program"))?;
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
         let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
-        let pid = run_stage(stage, &spec)?;
+        let pid = stages::run(stage, &spec)?;
         let start_time = start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
         let mut enforced = self.hierarchy.enforced(disk);
         if !jailed {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
         }
+        self.made.fetch_add(1, Ordering::Relaxed);
         Ok(Placed { pid, start_time, workspace: kind, isolation: request.isolation, enforced, owner })
     }
 }
@@ -184,6 +221,13 @@ fn project_step(project: &crate::Project) -> Step {
 impl Backend for Jail {
     fn name(&self) -> &'static str {
         "jail"
+    }
+
+    fn expect(&self) {
+        // What goes wrong here goes wrong again where it can be told.
+        if let Ok(agent) = self.program() {
+            self.stages.expect(&agent);
+        }
     }
 
     fn create(&self, request: &BoxRequest) -> Result<Placed, Problem> {
@@ -234,72 +278,25 @@ impl Backend for Jail {
     }
 
     fn restock(&self, limits: &carrel_proto::limits::Limits) {
-        if workspace::probe(limits.disk).0 == Kind::Image {
-            // Without a spare the next sandbox makes its own image.
-            let _ = workspace::restock(&self.state.join("templates"), limits.disk);
+        if workspace::probe(limits.disk).0 != Kind::Image {
+            return;
         }
+        if self.made.load(Ordering::Relaxed) >= MAKES_MANY {
+            let mut ready = lock(&self.ready);
+            if ready.as_ref().is_none_or(|ready| ready.limit() != limits.disk) {
+                *ready = Ready::make(&self.templates(), limits.disk).ok();
+            }
+            if ready.is_some() {
+                return;
+            }
+        }
+        // Without a spare the next sandbox makes its own image.
+        let _ = workspace::restock(&self.templates(), limits.disk);
     }
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
         Some(directory.join("workspace"))
     }
-}
-
-/// A stage that waits for its description; it ends by itself when none comes.
-fn start_stage(agent: &Path) -> io::Result<Child> {
-    Command::new(agent)
-        .arg("stage")
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-}
-
-/// Gives a stage its work and reads its answer.
-fn run_stage(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
-    let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
-    if let Some(mut stdin) = stage.stdin.take() {
-        let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
-        // A stage that has died says why on the other pipe, or by its exit.
-        let _ = stdin.write_all(&text);
-    }
-    let mut pid = None;
-    if let Some(stdout) = stage.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
-                Report::Pid(number) => pid = Some(number),
-                Report::Failed(failure) => return Err(explain(&failure)),
-            }
-        }
-    }
-    stage.wait().map_err(broken)?;
-    pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
-}
-
-/// Turns a failed step into what an operator can do about it.
-fn explain(failure: &Failure) -> Problem {
-    let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-    let problem = Problem::new(
-        Code::IsolationUnavailable,
-        format!("this host did not let carrel make a sandbox: {}", failure.what),
-    );
-    if failure.namespaces {
-        let hint = if text("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
-            "AppArmor forbids user namespaces here: install deploy/apparmor/carrel (see docs/isolation.md), or ask for --isolation=weak"
-        } else if text("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
-            "user namespaces are switched off: `sysctl kernel.unprivileged_userns_clone=1`, or ask for --isolation=weak"
-        } else if text("/proc/sys/user/max_user_namespaces") == "0" {
-            "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`, or ask for --isolation=weak"
-        } else {
-            "user namespaces are not available, as in most containers: allow them (docs/isolation.md), or ask for --isolation=weak"
-        };
-        return problem.hint(hint);
-    }
-    if failure.what.contains("proc file system") || failure.what.contains("mounting proc") {
-        return problem.hint("/proc is partly hidden here, as in most containers: run the container with an unmasked /proc (docs/isolation.md), or ask for --isolation=weak");
-    }
-    problem.hint("`carrel doctor` says what this host offers; docs/isolation.md what is needed")
 }
 
 /// When a process was started, in the kernel's ticks since boot.

@@ -11,11 +11,13 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+mod stages;
 
 use std::path::{Path, PathBuf};
 
 use carrel_jail::workspace;
 use carrel_proto::{
+    guest::Language,
     id::SandboxId,
     limits::{Enforced, Limits},
     problem::Problem,
@@ -40,6 +42,8 @@ pub struct BoxRequest {
     pub max_lifetime_s: u64,
     /// Set when the directory already holds a workspace to go on with.
     pub workspace: Option<workspace::Kind>,
+    /// The language of the first call, as far as it is known.
+    pub first: Option<Language>,
 }
 
 /// How strongly a sandbox is shut in.
@@ -75,6 +79,9 @@ pub struct Placed {
 /// Makes and removes boxes. Calls may block for milliseconds; run them where that is allowed.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &'static str;
+
+    /// A sandbox will be made in a moment: what does not depend on which one may start now.
+    fn expect(&self) {}
 
     /// Makes the box and waits until its agent runs. On error nothing is left.
     fn create(&self, request: &BoxRequest) -> Result<Placed, Problem>;

@@ -1,6 +1,6 @@
 //! What every command that touches sandboxes needs: the engine, the settings, and the notes it owes the user.
 
-use carrel_engine::{Engine, Found, Note, Record};
+use carrel_engine::{Engine, Found, Note, Record, Wish};
 use carrel_proto::{
     guest::EndReason,
     id::SessionName,
@@ -41,12 +41,12 @@ impl<'a> Context<'a> {
     }
 
     /// The sandbox of this name, made if there is none.
-    pub(crate) async fn sandbox(&self, target: &Target, environment: Option<&str>) -> Result<Found, Problem> {
+    pub(crate) async fn sandbox(&self, target: &Target, wish: &Wish) -> Result<Found, Problem> {
         let _progress = Progress::start(self.output, "starting the sandbox");
         if target.is_id() {
             return self.engine.existing(&target.name, None).await;
         }
-        self.engine.sandbox(&target.key, &self.settings.wish(environment)).await
+        self.engine.sandbox(&target.key, wish).await
     }
 
     /// Opens a session other than the default one, unless it is open.

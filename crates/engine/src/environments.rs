@@ -71,6 +71,11 @@ impl Environments {
         }
     }
 
+    /// The language of a run in a sandbox that has to be made for it.
+    pub fn first_language(&self, wanted: Option<&str>) -> Option<Language> {
+        self.language(wanted.unwrap_or(crate::sandboxes::DEFAULT_ENVIRONMENT), wanted).ok()
+    }
+
     fn language_of(&self, environment: &str) -> Result<Language, Problem> {
         match self.source(environment)? {
             Source::Preset(language) => Ok(*language),

@@ -169,15 +169,21 @@ impl Registry {
             }
             transaction.execute("DELETE FROM sandboxes WHERE key = ?1", [key.as_str()]).map_err(failed)?;
         }
+        let spec = json(spec)?;
         let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
         transaction
-            .execute(
+            .prepare_cached(
                 "INSERT INTO sandboxes (id, key, state, spec, boot, created_ms, used_ms) VALUES (?1, ?2, 'creating', ?3, ?4, ?5, ?5)",
-                params![id.as_str(), key.map(Key::as_str), json(spec)?, boot_id(), now],
             )
+            .and_then(|mut statement| statement.execute(
+                params![id.as_str(), key.map(Key::as_str), spec, boot_id(), now],
+            ))
             .map_err(failed)?;
         let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE id = ?1");
-        let made = transaction.query_row(&sql, [id.as_str()], record).map_err(failed)?;
+        let made = transaction
+            .prepare_cached(&sql)
+            .and_then(|mut statement| statement.query_row([id.as_str()], record))
+            .map_err(failed)?;
         transaction.commit().map_err(failed)?;
         Ok(Some(made))
     }
@@ -219,11 +225,12 @@ impl Registry {
     }
 
     pub(crate) fn set_placed(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
+        let placed = json(placed)?;
         self.connection()
-            .execute(
+            .prepare_cached(
                 "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3, reason = NULL WHERE id = ?1",
-                params![id.as_str(), json(placed)?, boot_id()],
             )
+            .and_then(|mut statement| statement.execute(params![id.as_str(), placed, boot_id()]))
             .map_err(failed)?;
         Ok(())
     }

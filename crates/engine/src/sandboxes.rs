@@ -21,7 +21,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use carrel_backend::{BoxRequest, IsolationLevel, Placed, Project};
 use carrel_proto::{
-    guest::EndReason,
+    guest::{EndReason, Language},
     id::{Key, SandboxId},
     limits::Limits,
     message::{Event, Request},
@@ -44,11 +44,13 @@ pub struct Wish {
     pub project: Option<Project>,
     pub idle_timeout_s: u64,
     pub max_lifetime_s: u64,
+    /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
+    pub first: Option<Language>,
 }
 
 /// An ephemeral sandbox whose caller is gone ends by itself after this long.
 const EPHEMERAL_IDLE_S: u64 = 30;
-const DEFAULT_ENVIRONMENT: &str = "python";
+pub(crate) const DEFAULT_ENVIRONMENT: &str = "python";
 
 /// What a caller should be told of the sandbox it got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,6 +188,7 @@ impl Engine {
             max_lifetime_s: wish.max_lifetime_s,
             ephemeral: owner,
         };
+        self.backend.expect();
         let mut random = [0; 10];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(Problem::internal)?;
@@ -196,7 +199,7 @@ impl Engine {
             lock.discard();
             return Ok(None);
         };
-        match self.place(&record, None).await {
+        match self.place(&record, None, wish.first).await {
             Ok(placed) => Ok(Some(Record { state: State::Running, placed: Some(placed), ..record })),
             Err(problem) => {
                 self.erase(&record.id, None, lock)?;
@@ -206,7 +209,12 @@ impl Engine {
     }
 
     /// Makes the box of a row whose lock is held.
-    async fn place(&self, record: &Record, before: Option<&Placed>) -> Result<Placed, Problem> {
+    async fn place(
+        &self,
+        record: &Record,
+        before: Option<&Placed>,
+        first: Option<Language>,
+    ) -> Result<Placed, Problem> {
         let directory = self.directory(&record.id);
         let made = std::fs::create_dir_all(&directory).and_then(|()| {
             use std::os::unix::fs::PermissionsExt;
@@ -227,6 +235,7 @@ impl Engine {
             idle_timeout_s: record.spec.idle_timeout_s,
             max_lifetime_s: record.spec.max_lifetime_s,
             workspace: before.map(|placed| placed.workspace),
+            first,
         };
         let backend = Arc::clone(&self.backend);
         let placed = tokio::task::spawn_blocking(move || backend.create(&request))
@@ -243,7 +252,7 @@ impl Engine {
         let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else {
             return Ok(None);
         };
-        let placed = self.place(&record, Some(&before)).await?;
+        let placed = self.place(&record, Some(&before), None).await?;
         self.registry.touch(id)?;
         let note = if record.reason == Some(EndReason::Closed) { Note::Reopened } else { Note::Revived };
         let record =

@@ -7,7 +7,6 @@
 use std::{
     fs, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
 };
 
 use rustix::{
@@ -108,20 +107,13 @@ pub fn open_bind(step: &Step, idmap: Option<BorrowedFd<'_>>) -> Result<Option<Tr
     Ok(Some(Tree(tree)))
 }
 
-/// Makes the new root on the directory `at` and fills it. `trees` are the opened binds, in the plan's order; those
+/// Makes the new root on the working directory and fills it. `trees` are the opened binds, in the plan's order; those
 /// that are missing are opened here.
-pub fn assemble(
-    at: &Path,
-    plan: &[Step],
-    trees: Vec<Option<Tree>>,
-    user: (u32, u32),
-) -> Result<OwnedFd, MountError> {
+pub fn assemble(plan: &[Step], trees: Vec<Option<Tree>>, user: (u32, u32)) -> Result<OwnedFd, MountError> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .explain(|| "making the mounts private".into())?;
     let root = tmpfs(1 << 20, 0o755).explain(|| "making the root".into())?;
-    attach(&root, CWD, at).explain(|| format!("mounting the root on {}", at.display()))?;
-    let root = openat(CWD, at, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .explain(|| "opening the root".into())?;
+    attach(&root, CWD, ".").explain(|| "mounting the root".into())?;
     let mut trees = trees.into_iter();
     for step in plan {
         let tree = trees.next().flatten();

@@ -40,8 +40,10 @@ use crate::{
 /// Everything a stage needs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BoxSpec {
-    /// The sandbox's own directory on the host: `agent.sock` and the mount point `root` are made there.
+    /// The sandbox's own directory on the host: `agent.sock` is made there.
     pub directory: PathBuf,
+    /// An empty directory of the host's.
+    pub mount_point: PathBuf,
     /// The agent's program on the host.
     pub agent: PathBuf,
     pub hostname: String,
@@ -176,6 +178,9 @@ fn try_run() -> Result<(), Failure> {
                     trees.push(tree);
                 }
             }
+            // The working directory is the one place of the host's that comes along into the box's own view of mounts, and
+            // the way to any other may be closed to the ids it will have.
+            std::env::set_current_dir(&spec.mount_point).or_fail("entering the mount point")?;
             let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
             let forked = sys::fork(&thread, NAMESPACES as u64, born_in.as_ref().map(AsFd::as_fd));
             match forked.map_err(|error| Failure {
@@ -296,8 +301,7 @@ fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
     net::loopback_up().or_fail("bringing up the loopback interface")?;
     let user = (userns::USER, userns::USER);
     let step = |error: mounts::MountError| Failure::new("assembling the root", &io::Error::other(error));
-    // Relative: the way to the sandbox's directory may be closed to the ids the box has by now.
-    let root = mounts::assemble(std::path::Path::new("root"), &plan, trees, user).map_err(step)?;
+    let root = mounts::assemble(&plan, trees, user).map_err(step)?;
     mounts::enter(&root).map_err(step)?;
     session::undumpable().or_fail("closing the agent to inspection")
 }

@@ -6,13 +6,19 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use carrel_proto::limits::{ByteSize, Enforcement};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, linkat, unlinkat},
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+        fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+    },
+};
 use serde::{Deserialize, Serialize};
 
 use crate::sys;
@@ -28,6 +34,8 @@ pub enum Kind {
 
 /// Below this an ext4 is mostly its own bookkeeping.
 const SMALLEST_IMAGE: u64 = 8 << 20;
+/// Part of the names of images made in advance; changes with how they are made.
+const LAYOUT: u32 = 2;
 /// One inode per this many bytes: bounds the number of files with the size.
 const BYTES_PER_INODE: &str = "16384";
 
@@ -63,14 +71,14 @@ pub fn probe(limit: ByteSize) -> (Kind, Enforcement) {
 /// image per size, because formatting takes longer than everything else together.
 pub fn create(directory: &Path, image: &Path, templates: &Path, limit: ByteSize) -> io::Result<()> {
     if fs::rename(spare(templates, limit), image).is_err() {
-        copy_sparse(&template(templates, limit)?, image)?;
+        copy_sparse(&File::open(template(templates, limit)?)?, &File::create(image)?)?;
     }
     attach(directory, image)
 }
 
 /// A blank image made in advance, taken by the next sandbox of this size.
 fn spare(templates: &Path, limit: ByteSize) -> PathBuf {
-    templates.join(format!("spare-{}.ext4", limit.0))
+    templates.join(format!("spare-{LAYOUT}-{}.ext4", limit.0))
 }
 
 /// Makes the next spare, off anybody's way: when a sandbox closes.
@@ -80,8 +88,40 @@ pub fn restock(templates: &Path, limit: ByteSize) -> io::Result<()> {
         return Ok(());
     }
     let making = templates.join(format!("spare-{}.{}", limit.0, std::process::id()));
-    copy_sparse(&template(templates, limit)?, &making)?;
+    copy_sparse(&File::open(template(templates, limit)?)?, &File::create(&making)?)?;
     fs::rename(&making, &spare)
+}
+
+/// A workspace made in advance by a process that makes many: its file has no name and its mount no place yet. Only
+/// descriptors hold it, so that it is gone with the process, however that ends.
+#[derive(Debug)]
+pub struct Ready {
+    limit: ByteSize,
+    image: File,
+    mount: OwnedFd,
+}
+
+impl Ready {
+    pub fn make(templates: &Path, limit: ByteSize) -> io::Result<Self> {
+        let template = File::open(template(templates, limit)?)?;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let image = File::from(rustix::fs::open(templates, flags, Mode::from_raw_mode(0o600))?);
+        copy_sparse(&template, &image)?;
+        let mount = mount_nowhere(&image)?;
+        Ok(Self { limit, image, mount })
+    }
+
+    pub fn limit(&self) -> ByteSize {
+        self.limit
+    }
+
+    /// Gives the file its name and the mount its place.
+    pub fn settle(self, directory: &Path, image: &Path) -> io::Result<()> {
+        let file = format!("/proc/self/fd/{}", self.image.as_raw_fd());
+        linkat(CWD, file, CWD, image, AtFlags::SYMLINK_FOLLOW)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        Ok(move_mount(&self.mount, "", CWD, directory, flags)?)
+    }
 }
 
 /// Mounts an existing image, unless it is mounted already.
@@ -89,17 +129,31 @@ pub fn attach(directory: &Path, image: &Path) -> io::Result<()> {
     if is_mounted(directory) {
         return Ok(());
     }
-    let backing = OpenOptions::new().read(true).write(true).open(image)?;
+    let mount = mount_nowhere(&OpenOptions::new().read(true).write(true).open(image)?)?;
+    Ok(move_mount(&mount, "", CWD, directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// A mount of the file system in `image` that is in no directory yet.
+fn mount_nowhere(image: &File) -> io::Result<OwnedFd> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     // Another process may take the free device between asking and configuring: then ask again.
     for _ in 0..64 {
-        let path = PathBuf::from(format!("/dev/loop{}", sys::loop_free(control.as_fd())?));
+        let path = format!("/dev/loop{}", sys::loop_free(control.as_fd())?);
         let Ok(device) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
-        match sys::loop_configure(device.as_fd(), backing.as_fd()) {
+        match sys::loop_configure(device.as_fd(), image.as_fd()) {
             Ok(()) => {
-                let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+                let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+                fsconfig_set_string(&fs, "source", path.as_str())?;
+                fsconfig_set_flag(&fs, "discard")?;
                 // The sandbox's content is not worth a disk's barriers; its life is shorter than a power cut's.
-                return Ok(mount(&path, directory, "ext4", flags, Some(c"discard,nobarrier"))?);
+                fsconfig_set_flag(&fs, "nobarrier")?;
+                // A sparse file reads as zeroes: the kernel need not write them in the background.
+                fsconfig_set_flag(&fs, "noinit_itable")?;
+                fsconfig_create(&fs)?;
+                let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+                    | MountAttrFlags::MOUNT_ATTR_NODEV
+                    | MountAttrFlags::MOUNT_ATTR_NOATIME;
+                return Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?);
             }
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
@@ -127,7 +181,7 @@ fn is_mounted(directory: &Path) -> bool {
 }
 
 fn template(templates: &Path, limit: ByteSize) -> io::Result<PathBuf> {
-    let path = templates.join(format!("blank-{}.ext4", limit.0));
+    let path = templates.join(format!("blank-{LAYOUT}-{}.ext4", limit.0));
     if path.exists() {
         return Ok(path);
     }
@@ -158,29 +212,31 @@ fn template(templates: &Path, limit: ByteSize) -> io::Result<PathBuf> {
         let word = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(io::Error::other(format!("mkfs.ext4 failed: {word}")));
     }
+    // A workspace starts empty. Taken away here, once: the first change of a file system costs more than its mount.
+    let mount = mount_nowhere(&OpenOptions::new().read(true).write(true).open(&making)?)?;
+    unlinkat(&mount, "lost+found", AtFlags::REMOVEDIR)?;
+    drop(mount);
     fs::rename(&making, &path)?;
     Ok(path)
 }
 
 /// Copies only what a sparse file holds.
-fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_sparse(source: &File, target: &File) -> io::Result<()> {
     use rustix::fs::{SeekFrom, copy_file_range, seek};
-    let source = File::open(from)?;
-    let target = File::create(to)?;
     let length = source.metadata()?.len();
     target.set_len(length)?;
     let mut at = 0;
     while at < length {
-        let data = match seek(&source, SeekFrom::Data(at)) {
+        let data = match seek(source, SeekFrom::Data(at)) {
             Ok(data) => data,
             Err(rustix::io::Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };
-        let end = seek(&source, SeekFrom::Hole(data))?;
+        let end = seek(source, SeekFrom::Hole(data))?;
         let (mut read, mut write) = (data, data);
         while read < end {
             let size = usize::try_from(end - read).unwrap_or(usize::MAX);
-            if copy_file_range(&source, Some(&mut read), &target, Some(&mut write), size)? == 0 {
+            if copy_file_range(source, Some(&mut read), target, Some(&mut write), size)? == 0 {
                 return Err(io::Error::other("the template became shorter while it was copied"));
             }
         }

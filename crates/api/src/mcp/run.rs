@@ -8,7 +8,7 @@ use carrel_engine::{
 };
 use carrel_proto::{
     guest::Language,
-    id::{ExecId, SandboxId},
+    id::{ExecId, SandboxId, SessionName},
     message::{MAX_CODE, Run},
     outcome::Outcome,
     problem::{Code, Problem},
@@ -68,11 +68,15 @@ pub(super) async fn run(
         (None, Some(name)) if !engine.environments().same_software(name, "python") => name.clone(),
         (None, _) => DEFAULT_SESSION.to_owned(),
     };
+    let place = scope.place(&session)?;
+    // A sandbox that has to be made starts this interpreter right away.
+    let first = engine.environments().first_language(environment.as_deref());
+    let first = first.filter(|_| place.session == SessionName::main());
     let running = Running {
         server,
         engine,
-        place: scope.place(&session)?,
-        wish: Wish { environment, ..options.wish.clone() },
+        place,
+        wish: Wish { environment, first, ..options.wish.clone() },
         code,
         timeout: timeout.map_or(options.timeout, |seconds| seconds.0),
     };

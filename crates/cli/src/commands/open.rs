@@ -16,7 +16,8 @@ pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, 
         return Err(Problem::new(Code::InvalidArgument, "a sandbox is opened by a name, not by an id")
             .hint("choose a name"));
     }
-    let found = context.sandbox(&args.name, args.making.environment.as_deref()).await?;
+    let found =
+        context.sandbox(&args.name, &context.settings.wish(args.making.environment.as_deref())).await?;
     context.session(&found.record, &args.name.session()).await?;
     let mut notes: Vec<String> =
         found.note.map(|note| note_text(note, &args.name.name)).into_iter().collect();

@@ -3,7 +3,7 @@
 use std::{io::Read, process::ExitCode};
 
 use carrel_api::kept::Kept;
-use carrel_engine::Record;
+use carrel_engine::{Record, Wish};
 use carrel_proto::{
     guest::Language,
     id::{ExecId, SessionName},
@@ -57,12 +57,15 @@ async fn place(
 ) -> Result<(Place, Option<i32>), Problem> {
     let making = async {
         let environment = args.making.environment.as_deref();
+        let in_main = args.session.as_ref().is_none_or(|target| target.session() == SessionName::main());
+        let first = context.settings.environments.first_language(environment).filter(|_| in_main);
+        let wish = Wish { first, ..context.settings.wish(environment) };
         let Some(target) = &args.session else {
             let _progress = Progress::start(context.output, "starting the sandbox");
-            let record = context.engine.ephemeral(&context.settings.wish(environment)).await?;
+            let record = context.engine.ephemeral(&wish).await?;
             return Ok::<_, Problem>(Place { record, session: SessionName::main(), note: None });
         };
-        let found = context.sandbox(target, environment).await?;
+        let found = context.sandbox(target, &wish).await?;
         context.session(&found.record, &target.session()).await?;
         let mut notes: Vec<String> =
             found.note.map(|note| note_text(note, &target.name)).into_iter().collect();

@@ -1,0 +1,105 @@
+//! Stages from the backend's side: started, given their work, and what their failures mean. What a stage does is in
+//! `carrel_jail::stage`.
+
+use std::{
+    fs, io,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use carrel_jail::stage::{BoxSpec, Failure, Report};
+use carrel_proto::problem::{Code, Problem};
+
+/// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
+#[derive(Debug, Default)]
+pub(crate) struct Stages(Mutex<Vec<Child>>);
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Stages {
+    pub(crate) fn expect(&self, agent: &Path) {
+        // What goes wrong here goes wrong again where it can be told.
+        lock(&self.0).extend(start(agent));
+    }
+
+    pub(crate) fn take(&self, agent: &Path) -> io::Result<Child> {
+        while let Some(mut stage) = lock(&self.0).pop() {
+            // One that was not needed at its time may have been ended since.
+            if matches!(stage.try_wait(), Ok(None)) {
+                return Ok(stage);
+            }
+        }
+        start(agent)
+    }
+}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        // Those that were not needed after all: without a description they end by themselves.
+        for mut stage in std::mem::take(&mut *lock(&self.0)) {
+            drop(stage.stdin.take());
+            let _ = stage.wait();
+        }
+    }
+}
+
+/// A stage that waits for its description; it ends by itself when none comes.
+fn start(agent: &Path) -> io::Result<Child> {
+    Command::new(agent)
+        .arg("stage")
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+/// Gives a stage its work and reads its answer.
+pub(crate) fn run(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
+    let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
+    if let Some(mut stdin) = stage.stdin.take() {
+        let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
+        // A stage that has died says why on the other pipe, or by its exit.
+        let _ = stdin.write_all(&text);
+    }
+    let mut pid = None;
+    if let Some(stdout) = stage.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
+                Report::Pid(number) => pid = Some(number),
+                Report::Failed(failure) => return Err(explain(&failure)),
+            }
+        }
+    }
+    stage.wait().map_err(broken)?;
+    pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
+}
+
+/// Turns a failed step into what an operator can do about it.
+fn explain(failure: &Failure) -> Problem {
+    let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let problem = Problem::new(
+        Code::IsolationUnavailable,
+        format!("this host did not let carrel make a sandbox: {}", failure.what),
+    );
+    if failure.namespaces {
+        let hint = if text("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
+            "AppArmor forbids user namespaces here: install deploy/apparmor/carrel (see docs/isolation.md), or ask for --isolation=weak"
+        } else if text("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
+            "user namespaces are switched off: `sysctl kernel.unprivileged_userns_clone=1`, or ask for --isolation=weak"
+        } else if text("/proc/sys/user/max_user_namespaces") == "0" {
+            "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`, or ask for --isolation=weak"
+        } else {
+            "user namespaces are not available, as in most containers: allow them (docs/isolation.md), or ask for --isolation=weak"
+        };
+        return problem.hint(hint);
+    }
+    if failure.what.contains("proc file system") || failure.what.contains("mounting proc") {
+        return problem.hint("/proc is partly hidden here, as in most containers: run the container with an unmasked /proc (docs/isolation.md), or ask for --isolation=weak");
+    }
+    problem.hint("`carrel doctor` says what this host offers; docs/isolation.md what is needed")
+}
