@@ -11,10 +11,11 @@
 
 const fs = require('fs');
 // What user code could replace under our feet is taken now, before it runs.
-const { writeSync, openSync, closeSync, fstatSync } = fs;
+const { writeSync, openSync, closeSync, fstatSync, readFileSync, readdirSync } = fs;
 const { parse, stringify } = JSON;
 const { kill, pid, cwd, reallyExit, _tickCallback: drainMicrotasks } = process;
 const { apply } = Reflect;
+const { wait } = Atomics;
 const later = setImmediate;
 const startPolling = setInterval;
 const stopPolling = clearInterval;
@@ -22,6 +23,10 @@ const stopPolling = clearInterval;
 const MAX_TEXT = 1 << 20; // characters of one shown value; more helps no reader
 const MAX_REPLY = 31 << 20; // the contract allows 32 MiB in a line
 const SIGINT_POLL_MS = 20; // how late an `await` may notice SIGINT
+const SETTLE_TRIES = 1000; // looks, a millisecond apart, at a thread that is to hear a signal: it is late, not gone
+const HEARD_MS = 1000; // how long a signal of our own may take to terminate us
+const FLUSH_MS = 5; // for what an interrupted call has queued: enough for code that only tidies up
+const FLUSHES = 100; // so often: each ends at least one function
 const EXIT_CONTROL_LOST = 70; // EX_SOFTWARE: the agent's pipe is gone without an end of file
 const IMPORT = 'ımport'; // stands for `import` in `import(…)`: as long, so that columns stay true
 
@@ -95,9 +100,14 @@ function writeFully(fd, data) {
       done += writeSync(fd, bytes, done, bytes.length - done);
     } catch (error) {
       if (error.code !== 'EAGAIN') throw error;
-      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+      pause(1);
     }
   }
+}
+
+// A termination ends it early.
+function pause(ms) {
+  wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
 }
 
 function send(line) {
@@ -116,12 +126,13 @@ function complain(text) {
 
 function runNext() {
   if (call !== null || queue.first === null) return;
-  const { id, code } = queue.first.request;
+  const { id, code, after_interrupt: afterInterrupt } = queue.first.request;
   queue.first = queue.first.next;
   call = { id, code, guarded: false, exit: null, over: false, sealed: false, poll: null, outcome: null };
   followWorkingDirectory();
   delete Object.prototype.toJSON; // it would garble the messages that node's inspector module writes
   process.exitCode = undefined;
+  if (afterInterrupt) sigint.settle();
   sigint.take(); // a SIGINT from before the call is not meant for it
   run(call, code);
 }
@@ -133,6 +144,7 @@ function run(mine, code) {
   } catch { /* not our grammar: V8 says what is wrong */ }
   const interrupted = evaluate(mine, source, code, []);
   if (mine.over && !interrupted) return seal(mine);
+  if (interrupted) endQueues(mine);
   if (mine.over) later(() => seal(mine)); // decided, then interrupted before the guard's end
   if (!mine.over) mine.poll = startPolling(() => sigint.take() && interrupt(mine), SIGINT_POLL_MS);
   // Node clears its stack of async contexts only after an uncaught exception; a termination left it as it was.
@@ -279,7 +291,9 @@ function takeSigint() {
   const { startSigintWatchdog, stopSigintWatchdog } = process.binding('contextify');
   const placeholder = () => {};
   process.on('SIGINT', placeholder); // else `process.kill(process.pid, 'SIGINT')` runs node's clean-up for its end
+  const others = threads();
   startSigintWatchdog();
+  const watchdog = threads().find((thread) => !others.includes(thread));
   for (const name of ['newListener', 'removeListener']) {
     const original = process.listeners(name).find((listener) => /IfSignal$/.test(listener.name));
     if (!original) continue;
@@ -287,7 +301,25 @@ function takeSigint() {
     process.on(name, (type) => { if (type !== 'SIGINT') original(type); });
   }
   process.removeListener('SIGINT', placeholder);
-  return { take: () => { startSigintWatchdog(); return stopSigintWatchdog(); } };
+  return {
+    take: () => { startSigintWatchdog(); return stopSigintWatchdog(); },
+    settle: () => { for (let left = SETTLE_TRIES; left > 0 && !isIdle(watchdog); left--) pause(1); },
+  };
+}
+
+function threads() {
+  try { return readdirSync('/proc/self/task'); } catch { return []; } // no /proc
+}
+
+// Whether every SIGINT sent to us up to now has come to that thread, and the thread is back asleep: a signal first waits
+// for the process (ShdPnd), and the thread that it wakes counts as running from that moment on.
+function isIdle(thread) {
+  try {
+    const status = readFileSync(`/proc/self/task/${thread}/status`, 'latin1');
+    return /^State:\tS/m.test(status) && !/^ShdPnd:\t[0-9a-f]*[2367abef]$/m.test(status);
+  } catch {
+    return true; // nothing is known of it
+  }
 }
 
 // Runs `body` so that SIGINT terminates it, even in an endless loop; tells whether that happened.
@@ -295,19 +327,28 @@ const GUARDED = '__carrel_guarded';
 const guardScript = new vm.Script(`${GUARDED}()`, { filename: __filename });
 const runInThisContext = vm.Script.prototype.runInThisContext;
 const breakOnSigint = { breakOnSigint: true };
-function guard(mine, body) {
+const briefly = { breakOnSigint: true, timeout: FLUSH_MS };
+function guard(mine, body, how = breakOnSigint) {
   globalThis[GUARDED] = () => { delete globalThis[GUARDED]; body(); };
   mine.guarded = true;
   try {
-    apply(runInThisContext, guardScript, [breakOnSigint]);
+    apply(runInThisContext, guardScript, [how]);
     return false;
   } catch (error) {
-    if (error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return true;
+    const code = error && error.code;
+    if (code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' || (how === briefly && code === 'ERR_SCRIPT_EXECUTION_TIMEOUT')) return true;
     fail(mine, error, null);
     return false;
   } finally {
     mine.guarded = false;
   }
+}
+
+// What an interrupted call had queued (`then`, nextTick) would run after it, where nothing can interrupt it. It runs now
+// and is given little time: V8 drops the rest of a queue in which it was terminated, node goes on with its own.
+function endQueues(mine) {
+  let empty = false;
+  for (let left = FLUSHES; !empty && left > 0; left--) guard(mine, () => { drainMicrotasks(); empty = true; }, briefly);
 }
 
 function exitCode(code) {
@@ -322,7 +363,7 @@ process.exit = function exit(code) {
     mine.exit = exitCode(code === undefined ? process.exitCode : code);
     if (mine.guarded) {
       apply(kill, process, [pid, 'SIGINT']);
-      for (;;);
+      pause(HEARD_MS);
     }
     finish(mine, null, mine.exit);
   }
