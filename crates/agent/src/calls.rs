@@ -182,11 +182,15 @@ impl Agent {
     }
 
     /// Unless the interpreter is at a point where a signal would end it.
-    fn interrupt(&self, number: u64) {
-        let interpreter = self.execs.get(&number).and_then(|exec| self.interpreters.get(&exec.process?));
-        if !interpreter.is_some_and(|interpreter| interpreter.renewing) {
-            self.runner(number).into_iter().for_each(Runner::interrupt);
+    fn interrupt(&mut self, number: u64) {
+        let process = self.execs.get(&number).and_then(|exec| exec.process);
+        if let Some(interpreter) = process.and_then(|id| self.interpreters.get_mut(&id)) {
+            if interpreter.renewing {
+                return;
+            }
+            interpreter.interrupted = true;
         }
+        self.runner(number).into_iter().for_each(Runner::interrupt);
     }
 
     fn runner(&self, number: u64) -> Option<&Runner> {
