@@ -1,7 +1,7 @@
 //! How long the engine waits for an agent, and what becomes of one that hangs.
 //!
 //! An agent is one loop that never blocks: it answers a greeting in well under a millisecond, also while calls run. One
-//! that does not answer two of them hangs, and its box is ended: then it is true that the state is lost, every other
+//! that does not answer three of them hangs, and its box is ended: then it is true that the state is lost, every other
 //! caller of that sandbox is told, and the next call finds a new box over the same files instead of waiting again.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -19,9 +19,10 @@ use carrel_proto::{
 };
 use tokio::time::{Instant, timeout};
 
-/// For the first greeting, and for the second one: a host that is drowning is not a hung agent.
-const GREETING: Duration = Duration::from_secs(8);
-const LAST_CHANCE: Duration = Duration::from_secs(20);
+/// For each of these greetings: a host that is drowning is not a hung agent. Less than the link gives itself, which would
+/// only say that there was no answer.
+const GREETING: Duration = Duration::from_secs(9);
+const GREETINGS: usize = 3;
 /// For requests that do no user's work.
 const ANSWER: Duration = Duration::from_secs(25);
 /// How often a call that waits looks whether its agent still answers.
@@ -42,8 +43,8 @@ pub(crate) struct Lifeline {
 impl Lifeline {
     /// A line to the agent. An agent that does not greet back is ended.
     pub(crate) async fn connect(&self) -> Result<AgentLink, Problem> {
-        for time in [GREETING, LAST_CHANCE] {
-            if let Ok(link) = timeout(time, AgentLink::connect(&self.socket)).await {
+        for _ in 0..GREETINGS {
+            if let Ok(link) = timeout(GREETING, AgentLink::connect(&self.socket)).await {
                 return link;
             }
         }

@@ -365,7 +365,7 @@ async fn a_hung_agent_costs_its_own_sandbox_and_nothing_else() {
                 hang(&record);
                 // Files are on the host and do not wait for anybody.
                 let path = GuestPath::parse(b"file").unwrap();
-                engine.file(&record, FileRequest::Read(Read { path, offset: 0, length: None })).unwrap();
+                engine.file(&record, FileRequest::Read(Read { path, offset: 0, len: None })).unwrap();
                 match what {
                     "status" => engine.status(&record).await.unwrap_err(),
                     _ => engine.run(&record, run("echo never")).await.unwrap_err(),
@@ -444,9 +444,13 @@ async fn weak_isolation_leaves_nothing_when_its_agent_is_killed() {
     let engine = engine(state.path());
     let wish = Wish { isolation: IsolationLevel::Weak, ..wish() };
     let record = engine.sandbox(&key(), &wish).await.unwrap().record;
-    let (out, _) = bash(&engine, &record, "setsid sleep 4811 & echo $!; (setsid sleep 4812 & echo $!) | cat")
-        .await
-        .unwrap();
+    let (out, _) = bash(
+        &engine,
+        &record,
+        "setsid sleep 4811 > /dev/null & echo $!; (setsid sleep 4812 > /dev/null & echo $!) | cat",
+    )
+    .await
+    .unwrap();
     let started: Vec<_> = out
         .split_whitespace()
         .map(|pid| pidfd_open(Pid::from_raw(pid.parse().unwrap()).unwrap(), PidfdFlags::empty()).unwrap())
