@@ -110,21 +110,30 @@ impl Patience {
 
     /// Waits until there is something for `tag`.
     pub(crate) async fn wait(&mut self, reader: &mut Reader, tag: u32) -> Result<(), Problem> {
-        loop {
-            let Some(lifeline) = self.lifeline.clone() else { return reader.ready(tag).await };
+        while self.lifeline.is_some() {
             let until = self.deadline.map_or(self.look, |deadline| deadline.min(self.look));
             if let Ok(result) = tokio::time::timeout_at(until, reader.ready(tag)).await {
                 return result;
             }
-            if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                return Err(lifeline.end("the sandbox's agent does not keep the call's time").await);
-            }
-            self.look_at(&lifeline).await?;
-            self.look = Instant::now() + LOOK;
+            // Rare, and large: not part of every call's own state.
+            Box::pin(self.look()).await?;
         }
+        reader.ready(tag).await
     }
 
-    async fn look_at(&mut self, lifeline: &Lifeline) -> Result<(), Problem> {
+    /// The time for a look, or for the end, has come.
+    async fn look(&mut self) -> Result<(), Problem> {
+        let Some(lifeline) = self.lifeline.clone() else { return Ok(()) };
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(lifeline.end("the sandbox's agent does not keep the call's time").await);
+        }
+        self.start_clock(&lifeline).await?;
+        self.look = Instant::now() + LOOK;
+        Ok(())
+    }
+
+    /// Greets the agent, and finds out whether the clock of a run has started.
+    async fn start_clock(&mut self, lifeline: &Lifeline) -> Result<(), Problem> {
         let mut link = lifeline.connect().await?;
         let (Some(time), Some(exec)) = (self.queued, &self.exec) else { return Ok(()) };
         if let Ok(Ok(Event::Execs { execs })) = timeout(ANSWER, link.ask(&Request::Execs)).await
