@@ -65,7 +65,7 @@ pub fn create(directory: &Path, image: &Path, templates: &Path, limit: ByteSize)
     if fs::rename(spare(templates, limit), image).is_err() {
         copy_sparse(&template(templates, limit)?, image)?;
     }
-    attach(directory, image)
+    attach_anew(directory, image)
 }
 
 /// A blank image made in advance, taken by the next sandbox of this size.
@@ -89,6 +89,40 @@ pub fn attach(directory: &Path, image: &Path) -> io::Result<()> {
     if is_mounted(directory) {
         return Ok(());
     }
+    // The mount of a box that has just died may still be going away, which the kernel does in its own time. A second
+    // device would show the image without what the first has yet to write; the same device is the same file system.
+    match device_of(image) {
+        Some((path, _held)) if mount_device(&path, directory).is_ok() => Ok(()),
+        _ => attach_anew(directory, image),
+    }
+}
+
+/// The device that an image is on now, and a hold on it: it stays that image's for as long as it is open.
+fn device_of(image: &Path) -> Option<(PathBuf, File)> {
+    let image = fs::canonicalize(image).ok()?;
+    let is_of_image = |name: &str| {
+        fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"))
+            .is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == image)
+    };
+    for entry in fs::read_dir("/sys/block").ok()?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("loop") && is_of_image(&name) {
+            let path = Path::new("/dev").join(&name);
+            let held = OpenOptions::new().read(true).open(&path).ok()?;
+            // It may have been freed and taken for another image before it was held.
+            return is_of_image(&name).then_some((path, held));
+        }
+    }
+    None
+}
+
+fn mount_device(device: &Path, directory: &Path) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    // The sandbox's content is not worth a disk's barriers; its life is shorter than a power cut's.
+    Ok(mount(device, directory, "ext4", flags, Some(c"discard,nobarrier"))?)
+}
+
+fn attach_anew(directory: &Path, image: &Path) -> io::Result<()> {
     let backing = OpenOptions::new().read(true).write(true).open(image)?;
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     // Another process may take the free device between asking and configuring: then ask again.
@@ -96,11 +130,7 @@ pub fn attach(directory: &Path, image: &Path) -> io::Result<()> {
         let path = PathBuf::from(format!("/dev/loop{}", sys::loop_free(control.as_fd())?));
         let Ok(device) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
         match sys::loop_configure(device.as_fd(), backing.as_fd()) {
-            Ok(()) => {
-                let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
-                // The sandbox's content is not worth a disk's barriers; its life is shorter than a power cut's.
-                return Ok(mount(&path, directory, "ext4", flags, Some(c"discard,nobarrier"))?);
-            }
+            Ok(()) => return mount_device(&path, directory),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
