@@ -218,3 +218,31 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_whose_last_mount_is_still_going_away_shows_what_was_written() {
+        let limit = ByteSize::mb(16);
+        if probe(limit).0 != Kind::Image {
+            println!("skipped: no images on this host");
+            return;
+        }
+        let root = std::env::temp_dir().join(format!("carrel-workspace-{}", std::process::id()));
+        let (directory, image) = (root.join("workspace"), root.join("workspace.ext4"));
+        fs::create_dir_all(&directory).expect("a directory");
+        create(&directory, &image, &root.join("templates"), limit).expect("a workspace");
+        fs::write(directory.join("file"), "written last").expect("a file");
+        // As the processes of a dying box do: the mount is out of sight, and still there.
+        let held = File::open(directory.join("file")).expect("the file");
+        detach(&directory).expect("no mount");
+        attach(&directory, &image).expect("the workspace again");
+        let text = fs::read_to_string(directory.join("file"));
+        detach(&directory).expect("no mount");
+        drop(held);
+        fs::remove_dir_all(&root).expect("nothing left");
+        assert_eq!(text.ok().as_deref(), Some("written last"));
+    }
+}
