@@ -1,6 +1,6 @@
 //! Memory of a sandbox's processes, as the host sees it: proportional set size, shared pages counted once.
 
-use std::{collections::BTreeMap, fs};
+use std::fs;
 
 use carrel_engine::Record;
 
@@ -21,24 +21,13 @@ fn pss(pid: i32) -> u64 {
 /// Everything below the agent, and the agent itself.
 pub(crate) fn of_sandbox(record: &Record) -> Memory {
     let Some(placed) = &record.placed else { return Memory::default() };
-    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
-            continue;
-        };
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
-        children.entry(parent.unwrap_or(0)).or_default().push(pid);
-    }
     let mut memory = Memory { agent: pss(placed.pid), ..Memory::default() };
-    let mut todo = vec![placed.pid];
-    while let Some(pid) = todo.pop() {
+    for pid in std::iter::once(placed.pid).chain(carrel_jail::tree::below(placed.pid)) {
         let size = pss(pid);
         memory.total += size;
         if fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"carrel\0")) {
             memory.own += size;
         }
-        todo.extend(children.remove(&pid).unwrap_or_default());
     }
     memory
 }

@@ -11,10 +11,11 @@
 
 const fs = require('fs');
 // What user code could replace under our feet is taken now, before it runs.
-const { writeSync, openSync, closeSync, fstatSync } = fs;
+const { writeSync, openSync, closeSync, fstatSync, readFileSync, readdirSync } = fs;
 const { parse, stringify } = JSON;
 const { kill, pid, cwd, reallyExit, _tickCallback: drainMicrotasks } = process;
 const { apply } = Reflect;
+const { wait } = Atomics;
 const later = setImmediate;
 const startPolling = setInterval;
 const stopPolling = clearInterval;
@@ -22,6 +23,10 @@ const stopPolling = clearInterval;
 const MAX_TEXT = 1 << 20; // characters of one shown value; more helps no reader
 const MAX_REPLY = 31 << 20; // the contract allows 32 MiB in a line
 const SIGINT_POLL_MS = 20; // how late an `await` may notice SIGINT
+const SETTLE_TRIES = 1000; // looks, a millisecond apart, at a thread that is to hear a signal: it is late, not gone
+const HEARD_MS = 1000; // how long a signal of our own may take to terminate us
+const FLUSH_MS = 5; // for what an interrupted call has queued: enough for code that only tidies up
+const FLUSHES = 100; // so often: each ends at least one function
 const EXIT_CONTROL_LOST = 70; // EX_SOFTWARE: the agent's pipe is gone without an end of file
 const IMPORT = 'ımport'; // stands for `import` in `import(…)`: as long, so that columns stay true
 
@@ -42,7 +47,7 @@ const DISPLAY = Symbol.for('Jupyter.display');
 const EXIT = Symbol('process.exit'); // thrown where the running code cannot be terminated
 const INTERRUPT = Symbol('interrupt'); // thrown to let node tidy up after a termination
 const queue = { first: null, last: null }; // requests that wait for their turn
-let call = null; // the running call: { id, code, guarded, exit, over, sealed, poll, outcome }
+let call = null; // the running call: { id, code, guarded, interrupted, exit, over, sealed, poll, outcome }
 
 // ---- control pipe and descriptors -----------------------------------------------------------------------
 
@@ -94,9 +99,14 @@ function writeFully(fd, data) {
       done += writeSync(fd, bytes, done, bytes.length - done);
     } catch (error) {
       if (error.code !== 'EAGAIN') throw error;
-      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+      pause(1);
     }
   }
+}
+
+// A termination ends it early.
+function pause(ms) {
+  wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
 }
 
 function send(line) {
@@ -144,27 +154,33 @@ function openSession() {
 
 // ---- a call from request to done ------------------------------------------------------------------------
 
-function runNext() {
+function runNext(mayGuardLoop) {
   if (call !== null || queue.first === null) return;
-  const { id, code } = queue.first.request;
+  const { id, code, after_interrupt: afterInterrupt } = queue.first.request;
   queue.first = queue.first.next;
-  call = { id, code, guarded: false, exit: null, over: false, sealed: false, poll: null, outcome: null };
+  call = { id, code, guarded: false, interrupted: false, exit: null, over: false, sealed: false, poll: null, outcome: null };
   followWorkingDirectory();
   delete Object.prototype.toJSON; // it would garble the messages that node's inspector module writes
   process.exitCode = undefined;
+  if (afterInterrupt) sigint.settle();
   sigint.take(); // a SIGINT from before the call is not meant for it
-  run(call, code);
+  run(call, code, mayGuardLoop);
 }
 
-function run(mine, code) {
+function run(mine, code, mayGuardLoop) {
   let source = asExpression(code);
   try {
     source = rewrite(source, []);
   } catch { /* not our grammar: V8 says what is wrong */ }
   const interrupted = evaluate(mine, source, code, []);
   if (mine.over && !interrupted) return seal(mine);
+  if (interrupted) endQueues(mine);
   if (mine.over) later(() => seal(mine)); // decided, then interrupted before the guard's end
-  if (!mine.over) mine.poll = startPolling(() => sigint.take() && interrupt(mine), SIGINT_POLL_MS);
+  if (!mine.over) {
+    mine.poll = startPolling(() => sigint.take() && interrupt(mine), SIGINT_POLL_MS);
+    if (mayGuardLoop && loop === null) guardLoop();
+    if (loop !== null) loop.alwaysTick();
+  }
   // Node clears its stack of async contexts only after an uncaught exception; a termination left it as it was.
   if (interrupted) throw INTERRUPT;
 }
@@ -202,7 +218,7 @@ function evaluate(mine, source, code, flips) {
 // The value itself, not the inspector's picture of it, by way of a function whose `this` takes it.
 const RECEIVER = Symbol.for('carrel.receiver');
 const receiver = { take: null };
-let receiverId = remoteReceiver();
+const receiverId = remoteOf(receiver);
 let remembered = false; // whether the inspector holds an object for us
 function valueOf(remote) {
   if (!remote.objectId && !('unserializableValue' in remote)) return remote.subtype === 'null' ? null : remote.value;
@@ -216,10 +232,11 @@ function valueOf(remote) {
   return value;
 }
 
-function remoteReceiver() {
+// The inspector's name for an object of ours.
+function remoteOf(object) {
   const name = RECEIVER;
   let id;
-  globalThis[name] = receiver;
+  globalThis[name] = object;
   session.post('Runtime.evaluate', { expression: "globalThis[Symbol.for('carrel.receiver')]" }, (_, reply) => {
     id = reply.result.objectId;
   });
@@ -247,6 +264,7 @@ function fail(mine, error, position) {
 }
 
 function interrupt(mine) {
+  mine.interrupted = true;
   if (mine.over) return;
   if (mine.exit !== null) return finish(mine, null, mine.exit);
   complain('Interrupted\n');
@@ -273,7 +291,7 @@ function seal(mine) {
   const told = error && `{"name":${stringify(error.name)},"message":${stringify(error.message)}}`;
   send(`{"id":${mine.id},"done":{"exit":${exit},"error":${told}}}`);
   call = null;
-  later(runNext);
+  later(() => runNext(false));
 }
 
 // The inspector holds on to results and to what console.log was given; each message costs it some 20 µs.
@@ -309,7 +327,9 @@ function takeSigint() {
   const { startSigintWatchdog, stopSigintWatchdog } = process.binding('contextify');
   const placeholder = () => {};
   process.on('SIGINT', placeholder); // else `process.kill(process.pid, 'SIGINT')` runs node's clean-up for its end
+  const others = threads();
   startSigintWatchdog();
+  const watchdog = threads().find((thread) => !others.includes(thread));
   for (const name of ['newListener', 'removeListener']) {
     const original = process.listeners(name).find((listener) => /IfSignal$/.test(listener.name));
     if (!original) continue;
@@ -317,27 +337,128 @@ function takeSigint() {
     process.on(name, (type) => { if (type !== 'SIGINT') original(type); });
   }
   process.removeListener('SIGINT', placeholder);
-  return { take: () => { startSigintWatchdog(); return stopSigintWatchdog(); } };
+  return {
+    take: () => { startSigintWatchdog(); return stopSigintWatchdog(); },
+    settle: () => { for (let left = SETTLE_TRIES; left > 0 && !isIdle(watchdog); left--) pause(1); },
+  };
+}
+
+function threads() {
+  try { return readdirSync('/proc/self/task'); } catch { return []; } // no /proc
+}
+
+// Whether every SIGINT sent to us up to now has come to that thread, and the thread is back asleep: a signal first waits
+// for the process (ShdPnd), and the thread that it wakes counts as running from that moment on.
+function isIdle(thread) {
+  try {
+    const status = readFileSync(`/proc/self/task/${thread}/status`, 'latin1');
+    return /^State:\tS/m.test(status) && !/^ShdPnd:\t[0-9a-f]*[2367abef]$/m.test(status);
+  } catch {
+    return true; // nothing is known of it
+  }
 }
 
 // Runs `body` so that SIGINT terminates it, even in an endless loop; tells whether that happened.
-const GUARDED = '__carrel_guarded';
-const guardScript = new vm.Script(`${GUARDED}()`, { filename: __filename });
+let guarded = null; // { mine, body }
+const INTERRUPTED = Symbol('interrupted'); // thrown in place of code that was to begin after its interrupt
+Object.defineProperty(globalThis, '__carrel_guarded', {
+  value: () => {
+    const { mine, body } = guarded;
+    if (sigint.take() && mine !== NOBODY) throw INTERRUPTED; // heard just before the guard was up
+    body();
+  },
+});
+const guardScript = new vm.Script('__carrel_guarded()', { filename: __filename });
 const runInThisContext = vm.Script.prototype.runInThisContext;
-const breakOnSigint = { breakOnSigint: true };
-function guard(mine, body) {
-  globalThis[GUARDED] = () => { delete globalThis[GUARDED]; body(); };
+const breakOnSigint = { breakOnSigint: true, displayErrors: false };
+const briefly = { breakOnSigint: true, displayErrors: false, timeout: FLUSH_MS };
+function guard(mine, body, how = breakOnSigint) {
+  guarded = { mine, body };
   mine.guarded = true;
   try {
-    apply(runInThisContext, guardScript, [breakOnSigint]);
+    apply(runInThisContext, guardScript, [how]);
     return false;
   } catch (error) {
-    if (error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return true;
+    if (error === INTERRUPTED) return true;
+    const code = error && error.code;
+    if (code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' || (how === briefly && code === 'ERR_SCRIPT_EXECUTION_TIMEOUT')) return true;
     fail(mine, error, null);
     return false;
   } finally {
     mine.guarded = false;
   }
+}
+
+// What an interrupted call had queued (`then`, nextTick) would run after it, where nothing can interrupt it. It runs now
+// and is given little time: V8 drops the rest of a queue in which it was terminated, node goes on with its own.
+function endQueues(mine) {
+  let empty = false;
+  for (let left = FLUSHES; !empty && left > 0; left--) guard(mine, () => { drainMicrotasks(); empty = true; }, briefly);
+}
+
+// What runs after an `await` or in a timer is called by node's event loop, not by `evaluate`. From the first call on that
+// waits for something, the loop's own entries into such code are guarded too: timers, and the queue behind every callback.
+// They are found in a closure of node's, where the inspector can look. Between calls a timer that never ends is all that
+// a signal can hit: one for the call that waits behind it. Not covered: the synchronous part of other callbacks (of a
+// socket, a file, setImmediate, whose state a termination would garble). Where node is built differently, only the
+// `await` itself is interruptible.
+let loop = null; // once guarded: { alwaysTick }
+const NOBODY = { guarded: false, interrupted: false, over: true, sealed: true }; // between calls
+function guardLoop() {
+  loop = { alwaysTick() {} };
+  try {
+    const { internalBinding, requireBuiltin } = closureOf(process.binding, ['internalBinding', 'requireBuiltin']);
+    const { setTickCallback, tickInfo } = internalBinding('task_queue');
+    // Without a tick, node's C++ runs microtasks by itself, past us.
+    loop.alwaysTick = () => { tickInfo[0] = 1; };
+    const drain = () => {
+      drainMicrotasks();
+      if (call !== null) loop.alwaysTick();
+    };
+    const { processImmediate, processTimers } = requireBuiltin('internal/timers').getTimerCallbacks(drain);
+    internalBinding('timers').setupTimers(processImmediate, interruptible((now) => {
+      const next = processTimers(now);
+      drain();
+      return next;
+    }));
+    setTickCallback(interruptible(drain));
+  } catch { /* another node: see above */ }
+}
+
+function interruptible(body) {
+  return (argument) => {
+    const mine = call || NOBODY;
+    if (mine.guarded) return body(argument);
+    let result;
+    let failure = null;
+    const interrupted = guard(mine, () => {
+      try { result = body(argument); } catch (error) { failure = { error }; }
+    }, mine.interrupted ? briefly : breakOnSigint);
+    if (interrupted && mine !== NOBODY) interrupt(mine);
+    if (mine.over && !mine.sealed) later(() => seal(mine));
+    if (interrupted) throw INTERRUPT; // node goes on with what is left
+    if (failure !== null) throw failure.error;
+    return result;
+  };
+}
+
+// Variables of the scopes around a function.
+function closureOf(inside, names) {
+  const post = (method, parameters) => {
+    let answer;
+    session.post(method, parameters, (_, reply) => { answer = reply; });
+    return answer;
+  };
+  const properties = (objectId) => post('Runtime.getProperties', { objectId, ownProperties: true });
+  const found = {};
+  const scopes = properties(remoteOf(inside)).internalProperties.find(({ name }) => name === '[[Scopes]]').value;
+  for (const { value: scope } of properties(scopes.objectId).result) {
+    if (!/^Closure/.test(scope.description)) continue;
+    for (const { name, value } of properties(scope.objectId).result) {
+      if (names.includes(name)) found[name] = valueOf(value);
+    }
+  }
+  return found;
 }
 
 function exitCode(code) {
@@ -352,7 +473,7 @@ process.exit = function exit(code) {
     mine.exit = exitCode(code === undefined ? process.exitCode : code);
     if (mine.guarded) {
       apply(kill, process, [pid, 'SIGINT']);
-      for (;;);
+      pause(HEARD_MS);
     }
     finish(mine, null, mine.exit);
   }
@@ -710,7 +831,7 @@ function receiveBytes(count, buffer) {
     partial = [];
   }
   if (from < count) partial[partial.length] = Buffer.from(buffer.subarray(from, count));
-  runNext();
+  runNext(true);
   return true;
 }
 const requests = new net.Socket({

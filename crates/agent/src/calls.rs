@@ -32,6 +32,8 @@ use crate::{
 const KEPT: usize = 256;
 /// Finished calls whose output is still in memory alone, at most 64 KB each.
 const UNSPOOLED: usize = 8;
+/// Finished calls whose caller still has to get what cannot be kept, a few MB each. The caller of an older one finds a gap.
+const UNREAD: usize = 4;
 /// How long a runner may take to report the end of its process.
 const RUNNER_GRACE: Duration = Duration::from_millis(500);
 const REMINDER: Duration = Duration::from_millis(100);
@@ -182,11 +184,15 @@ impl Agent {
     }
 
     /// Unless the interpreter is at a point where a signal would end it.
-    fn interrupt(&self, number: u64) {
-        let interpreter = self.execs.get(&number).and_then(|exec| self.interpreters.get(&exec.process?));
-        if !interpreter.is_some_and(|interpreter| interpreter.renewing) {
-            self.runner(number).into_iter().for_each(Runner::interrupt);
+    fn interrupt(&mut self, number: u64) {
+        let process = self.execs.get(&number).and_then(|exec| exec.process);
+        if let Some(interpreter) = process.and_then(|id| self.interpreters.get_mut(&id)) {
+            if interpreter.renewing {
+                return;
+            }
+            interpreter.interrupted = true;
         }
+        self.runner(number).into_iter().for_each(Runner::interrupt);
     }
 
     fn runner(&self, number: u64) -> Option<&Runner> {
@@ -282,7 +288,17 @@ impl Agent {
 
     /// Writes the output of finished calls to disk. Not right at their end: the next call may be on its way.
     pub(crate) fn spool(&mut self) {
+        let (mut unread, mut done) = (Vec::new(), Vec::new());
         for number in std::mem::take(&mut self.unspooled) {
+            let Some(exec) = self.execs.get(&number) else { continue };
+            if exec.output.is_awaited(self.primary(number)) {
+                unread.push(number);
+            } else if !(exec.output.is_full() && self.may_still_print(exec)) {
+                done.push(number);
+            }
+        }
+        self.unspooled = unread.split_off(unread.len().saturating_sub(UNREAD));
+        for number in done.into_iter().chain(unread) {
             if let Some(exec) = self.execs.get_mut(&number)
                 && let Err(error) = exec.output.close()
             {
@@ -498,7 +514,6 @@ impl Agent {
         let Some(process) = self.processes.get_mut(&id) else { return };
         let role = process.role;
         match word {
-            Word::Running => {}
             Word::Failed(errno) => self.start_failed(id, errno),
             Word::Ended { status, cpu_us, peak_memory, left } => {
                 process.ended = true;
@@ -534,6 +549,13 @@ impl Agent {
                 self.poller.forget(&input.fd);
             }
             self.poller.forget(&process.runner.orders);
+        }
+        if let Role::Exec(number) = role
+            && self.execs.get(&number).is_some_and(|exec| exec.outcome().is_some() && exec.output.is_full())
+            && !self.unspooled.contains(&number)
+        {
+            // Nobody can print any more: what it said last can be kept now.
+            self.unspooled.push(number);
         }
         self.unstall(id);
         crate::serve::reap();

@@ -71,9 +71,14 @@ pub(crate) fn request(
     interpreter: u32,
     id: u64,
     code: &str,
+    after_interrupt: bool,
 ) -> io::Result<Vec<u8>> {
     if language != Language::Bash {
-        let mut line = json!({ "id": id, "code": code }).to_string();
+        let mut request = json!({ "id": id, "code": code });
+        if after_interrupt && language == Language::Node {
+            request["after_interrupt"] = true.into();
+        }
+        let mut line = request.to_string();
         line.push('\n');
         return Ok(line.into_bytes());
     }

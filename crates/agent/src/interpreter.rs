@@ -32,6 +32,8 @@ pub(crate) struct Interpreter {
     pub(crate) queue: VecDeque<u64>,
     /// Between two shells: a signal now would end both.
     pub(crate) renewing: bool,
+    /// An interrupt was sent since the last request: the next one says so, see docs/drivers.md.
+    pub(crate) interrupted: bool,
     pub(crate) current: Option<u64>,
     pub(crate) requests: OwnedFd,
     pub(crate) unsent: Vec<u8>,
@@ -120,6 +122,7 @@ impl Interpreter {
             given_up: false,
             queue: VecDeque::new(),
             renewing: false,
+            interrupted: false,
             current: None,
             requests,
             unsent: greeting,

@@ -1,7 +1,8 @@
 //! A process of user code as the agent holds it: its runner, its streams, what it is for.
 
-use std::{fs, io, os::fd::OwnedFd, path::Path};
+use std::{fs, io, os::fd::OwnedFd};
 
+use carrel_jail::tree::Stat;
 use carrel_proto::{frame::MAX_DATA, id::SessionName};
 use rustix::{
     fs::{Mode, OFlags, fcntl_setfl, open},
@@ -196,44 +197,34 @@ pub(crate) struct Usage {
     pub(crate) peak_memory: u64,
 }
 
-fn children(pid: &str) -> Vec<String> {
+fn children(pid: i32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
-    fs::read_to_string(path).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// Not merely waiting for its parent to take note of its end.
-fn is_running(pid: &str) -> bool {
-    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let end = stat.iter().rposition(|byte| *byte == b')');
-    end.is_some_and(|end| stat.get(end + 2) != Some(&b'Z'))
+fn is_running(pid: i32) -> bool {
+    Stat::of(pid).is_some_and(|stat| !stat.zombie)
 }
 
 /// The process that a runner has started: the first of its children for as long as it lives.
 pub(crate) fn main_of(runner: i32) -> Option<i32> {
-    children(&runner.to_string()).first()?.parse().ok()
+    children(runner).first().copied()
 }
 
 /// What runs below a runner besides its own process; and that process's use.
 pub(crate) fn below(runner: i32, with_usage: bool) -> (u32, Usage) {
-    let direct = children(&runner.to_string());
+    let direct = children(runner);
     let Some(main) = direct.first() else { return (0, Usage::default()) };
-    let others = direct[1..].iter().chain(&children(main)).filter(|pid| is_running(pid)).count();
-    let usage = if with_usage { usage(Path::new("/proc").join(main).as_path()) } else { None };
+    let others = direct[1..].iter().copied().chain(children(*main)).filter(|pid| is_running(*pid)).count();
+    let usage = if with_usage { usage(*main) } else { None };
     (u32::try_from(others).unwrap_or(u32::MAX), usage.unwrap_or_default())
 }
 
-fn usage(process: &Path) -> Option<Usage> {
-    let stat = fs::read_to_string(process.join("stat")).ok()?;
-    // Behind the name: utime, stime, cutime, cstime are fields 14 to 17 of the whole, in hundredths of a second.
-    let ticks: u64 = stat
-        .rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .skip(11)
-        .take(4)
-        .filter_map(|field| field.parse::<u64>().ok())
-        .sum();
-    let status = fs::read_to_string(process.join("status")).ok()?;
+fn usage(pid: i32) -> Option<Usage> {
+    let ticks = Stat::of(pid)?.cpu_ticks;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kilobytes: u64 = peak.trim().trim_end_matches(" kB").trim().parse().ok()?;
     Some(Usage { cpu_us: ticks * 10_000, peak_memory: kilobytes * 1024 })

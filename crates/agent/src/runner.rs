@@ -54,16 +54,10 @@ pub(crate) struct Launch {
 /// From a runner to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Word {
-    Running,
     /// It could not be started: the error's number.
     Failed(i32),
     /// The process has ended; `left` of its descendants still run.
-    Ended {
-        status: i32,
-        cpu_us: u64,
-        peak_memory: u64,
-        left: u32,
-    },
+    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
 }
 
 const WORD: usize = 25;
@@ -72,7 +66,6 @@ impl Word {
     fn encode(self) -> [u8; WORD] {
         let mut out = [0; WORD];
         let (kind, number, cpu, peak, left) = match self {
-            Word::Running => (1, 0, 0, 0, 0),
             Word::Failed(errno) => (2, errno, 0, 0, 0),
             Word::Ended { status, cpu_us, peak_memory, left } => (3, status, cpu_us, peak_memory, left),
         };
@@ -102,7 +95,6 @@ impl Word {
             u64::from_le_bytes(word)
         };
         Ok(match kind {
-            1 => Some(Word::Running),
             2 => Some(Word::Failed(i32::from_le_bytes(int(0)))),
             3 => Some(Word::Ended {
                 status: i32::from_le_bytes(int(0)),
@@ -133,15 +125,24 @@ pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32
             return 1;
         }
     };
-    let _ = write(&orders, &Word::Running.encode());
     harden(launch.jailed);
     // Only the process itself holds its pipes now, so that the agent sees their end.
+    hold_nothing();
+    let code = supervise(&orders, &children, Some(main));
+    if !launch.jailed {
+        // The agent is gone, and no namespace ends with it.
+        tree::kill_below(getpid().as_raw_nonzero().get());
+    }
+    code
+}
+
+/// Standard streams and a driver's pipes become `/dev/null`.
+fn hold_nothing() {
     if let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) {
         for number in 0..ORDERS {
             let _ = sys::place(&null, number);
         }
     }
-    supervise(&orders, &children, Some(main))
 }
 
 /// The init of a session: reaps for ever.
@@ -152,11 +153,7 @@ pub(crate) fn run_init(orders: OwnedFd, jailed: bool) -> i32 {
     }
     let _ = rustix::thread::set_name(c"carrel-init");
     let (Ok(orders), Ok(children)) = (sys::inherited(ORDERS), sys::child_signals()) else { return 1 };
-    if let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) {
-        for number in 0..ORDERS {
-            let _ = sys::place(&null, number);
-        }
-    }
+    hold_nothing();
     harden(jailed);
     supervise(&orders, &children, None)
 }

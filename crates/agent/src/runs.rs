@@ -150,12 +150,13 @@ impl Agent {
             .filter_map(|(stream, background)| Some((stream, background.take()?)))
             .collect();
         let language = interpreter.language;
+        let after_interrupt = std::mem::take(&mut interpreter.interrupted);
         let Some(exec) = self.execs.get_mut(&number) else { return };
         for (stream, bytes) in early {
             exec.output.push(stream, bytes);
         }
         let code = std::mem::take(&mut exec.code);
-        match drivers::request(language, &self.config.places.run, id, number, &code) {
+        match drivers::request(language, &self.config.places.run, id, number, &code, after_interrupt) {
             Ok(request) => {
                 self.begin(number);
                 let Some(interpreter) = self.interpreters.get_mut(&id) else { return };

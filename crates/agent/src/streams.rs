@@ -79,7 +79,7 @@ impl Agent {
     }
 
     /// How far the caller that started an exec has got, while it is there.
-    fn primary(&self, number: u64) -> Option<u64> {
+    pub(crate) fn primary(&self, number: u64) -> Option<u64> {
         let name = ExecId::numbered(number);
         let followers = self.connections.values().flat_map(|caller| &caller.followers);
         followers

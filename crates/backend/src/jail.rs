@@ -198,7 +198,7 @@ impl Jail {
         let watch = kind == Kind::Directory;
         let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
         let pid = stages::run(stage, &spec)?;
-        let start_time = start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
+        let start_time = tree::start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
         let mut enforced = self.hierarchy.enforced(disk);
         if !jailed {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
@@ -240,16 +240,27 @@ impl Backend for Jail {
     }
 
     fn is_alive(&self, placed: &Placed) -> bool {
-        start_time(placed.pid) == Some(placed.start_time)
+        tree::start_time(placed.pid) == Some(placed.start_time)
+    }
+
+    fn end(&self, placed: &Placed) -> Result<(), Problem> {
+        if !self.is_alive(placed) {
+            return Ok(());
+        }
+        if placed.isolation == IsolationLevel::Weak {
+            tree::kill_below(placed.pid);
+        }
+        end(placed.pid).map_err(|error| Problem::internal(format!("ending a box: {error}")))
     }
 
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
         let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
-        let agents = match placed {
-            Some(placed) if self.is_alive(placed) => vec![placed.pid],
-            Some(_) => Vec::new(),
-            None => find_agents(id),
-        };
+        let mut agents: Vec<i32> =
+            placed.filter(|placed| self.is_alive(placed)).map(|placed| placed.pid).into_iter().collect();
+        // No namespace ends with a weak agent: runners that could not end their processes are looked for as well.
+        if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
+            agents.extend(find_agents(id));
+        }
         for pid in agents {
             // The kernel does this for a jailed box; a weak one has no namespace that ends with its agent.
             if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
@@ -297,17 +308,6 @@ impl Backend for Jail {
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
         Some(directory.join("workspace"))
     }
-}
-
-/// When a process was started, in the kernel's ticks since boot.
-fn start_time(pid: i32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // A zombie is as good as gone.
-    if fields.next()? == "Z" {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
 }
 
 /// Kills a process and waits until it is gone. With pid 1 of a box goes everything in it.

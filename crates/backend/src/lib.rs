@@ -89,6 +89,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Whether the agent is still there.
     fn is_alive(&self, placed: &Placed) -> bool;
 
+    /// Ends the agent of a box, which hangs, and the box with it. What is left is found by [`Backend::destroy`].
+    fn end(&self, placed: &Placed) -> Result<(), Problem>;
+
     /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
     /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem>;

@@ -125,12 +125,11 @@ impl Writer {
 }
 
 impl Reader {
-    /// The next piece for `tag`; what belongs to other tags is passed over. Safe to drop while it waits.
-    pub async fn next(&mut self, tag: u32) -> Result<Piece<'_>, Problem> {
-        // Two steps because a frame borrows the buffer that the next read would fill.
+    /// Waits for the next piece for `tag`; what belongs to other tags is passed over. Safe to drop while it waits.
+    pub async fn ready(&mut self, tag: u32) -> Result<(), Problem> {
         loop {
             match self.decoder.peek().map_err(lost)? {
-                Some(found) if found == tag => break,
+                Some(found) if found == tag => return Ok(()),
                 Some(_) => {
                     self.decoder.take().map_err(lost)?;
                 }
@@ -143,6 +142,12 @@ impl Reader {
                 }
             }
         }
+    }
+
+    /// The next piece for `tag`. Safe to drop while it waits.
+    pub async fn next(&mut self, tag: u32) -> Result<Piece<'_>, Problem> {
+        // Two steps because a frame borrows the buffer that the next read would fill.
+        self.ready(tag).await?;
         let frame = self.decoder.take().map_err(lost)?.ok_or_else(|| lost("a frame vanished"))?;
         match frame.body {
             Body::Data { stream, chunk, offset, bytes } => {

@@ -7,17 +7,16 @@ use carrel_backend::link::{Piece, Reader, Writer};
 use carrel_proto::{
     frame::Stream,
     id::{ExecId, SessionName},
-    limits::INTERRUPT_GRACE,
     message::{Display, Event, Exec, ExecInfo, OpenSession, Request, Run},
     outcome::Outcome,
     problem::{Code, Problem},
 };
-use tokio::time::{Instant, timeout_at};
 
-use crate::{Engine, registry::Record};
-
-/// An agent may be this late with an end it has promised.
-const LATE: Duration = Duration::from_secs(15);
+use crate::{
+    Engine,
+    patience::{Lifeline, Patience},
+    registry::Record,
+};
 
 /// What a call brings, in order.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ pub enum Output<'a> {
 pub struct Call {
     reader: Reader,
     tag: u32,
-    deadline: Option<Instant>,
+    patience: Patience,
     pub control: Control,
 }
 
@@ -68,7 +67,8 @@ impl Call {
 
     /// Reading and acting at the same time. The control acts on calls that have [begun](Control::has_begun) only.
     pub fn split(&mut self) -> (CallReader<'_>, &mut Control) {
-        (CallReader { reader: &mut self.reader, tag: self.tag, deadline: self.deadline }, &mut self.control)
+        let reader = CallReader { reader: &mut self.reader, tag: self.tag, patience: &mut self.patience };
+        (reader, &mut self.control)
     }
 }
 
@@ -77,24 +77,18 @@ impl Call {
 pub struct CallReader<'a> {
     reader: &'a mut Reader,
     tag: u32,
-    deadline: Option<Instant>,
+    patience: &'a mut Patience,
 }
 
 impl<'a> CallReader<'a> {
     /// As [`Call::next`].
     pub async fn next(&mut self) -> Result<Output<'_>, Problem> {
-        CallReader { reader: self.reader, tag: self.tag, deadline: self.deadline }.read().await
+        CallReader { reader: self.reader, tag: self.tag, patience: self.patience }.read().await
     }
 
     async fn read(self) -> Result<Output<'a>, Problem> {
-        let piece = match self.deadline {
-            None => self.reader.next(self.tag).await?,
-            Some(deadline) => timeout_at(deadline, self.reader.next(self.tag)).await.map_err(|_| {
-                Problem::new(Code::AgentLost, "the sandbox's agent does not keep the call's time")
-                    .hint("close the sandbox; its files can be copied out first")
-                    .state(carrel_proto::outcome::SessionState::Lost)
-            })??,
-        };
+        self.patience.wait(self.reader, self.tag).await?;
+        let piece = self.reader.next(self.tag).await?;
         Ok(match piece {
             Piece::Chunk { stream: Stream::Display, bytes, .. } => {
                 Output::Display(serde_json::from_slice(bytes).map_err(|error| {
@@ -104,7 +98,10 @@ impl<'a> CallReader<'a> {
             Piece::Chunk { stream, number, offset, bytes } => {
                 Output::Bytes { stream, chunk: number, offset, bytes }
             }
-            Piece::Event(Event::Started { exec, .. }) => Output::Started(exec),
+            Piece::Event(Event::Started { exec, .. }) => {
+                self.patience.exec = Some(exec.clone());
+                Output::Started(exec)
+            }
             Piece::Event(Event::Finished(outcome)) => Output::Finished(outcome),
             Piece::Event(Event::Attached { next }) => Output::Paused { next },
             Piece::Event(Event::Failed(problem)) => return Err(problem),
@@ -152,12 +149,27 @@ impl Control {
 impl Engine {
     /// A line to the sandbox's agent.
     pub async fn connect(&self, record: &Record) -> Result<AgentLink, Problem> {
-        AgentLink::connect(&self.backend.socket(&self.directory(&record.id))).await
+        self.lifeline(record).connect().await
+    }
+
+    fn lifeline(&self, record: &Record) -> Lifeline {
+        let socket = self.backend.socket(&self.directory(&record.id));
+        Lifeline { backend: std::sync::Arc::clone(&self.backend), placed: record.placed.clone(), socket }
+    }
+
+    /// A request with one answer.
+    pub(crate) async fn ask(&self, record: &Record, request: &Request) -> Result<Event, Problem> {
+        self.lifeline(record).ask(request, Duration::ZERO).await
+    }
+
+    async fn begin(&self, record: &Record, request: Request) -> Result<Call, Problem> {
+        let lifeline = self.lifeline(record);
+        begin(lifeline.connect().await?, request, Some(lifeline)).await
     }
 
     /// Opens a session unless it is open. The default one opens by itself.
     pub async fn session(&self, record: &Record, open: OpenSession) -> Result<bool, Problem> {
-        match self.connect(record).await?.ask(&Request::OpenSession(open)).await {
+        match self.ask(record, &Request::OpenSession(open)).await {
             Ok(_) => Ok(true),
             Err(problem) if problem.code == Code::SessionExists => Ok(false),
             Err(problem) => Err(problem),
@@ -165,26 +177,23 @@ impl Engine {
     }
 
     pub async fn close_session(&self, record: &Record, name: &SessionName) -> Result<(), Problem> {
-        self.connect(record).await?.ask(&Request::CloseSession { name: name.clone() }).await.map(drop)
+        self.ask(record, &Request::CloseSession { name: name.clone() }).await.map(drop)
     }
 
     /// Code for an interpreter.
     pub async fn run(&self, record: &Record, run: Run) -> Result<Call, Problem> {
-        let link = self.connect(record).await?;
-        start_run(link, run).await
+        self.begin(record, Request::Run(run)).await
     }
 
     /// A command. A detached one is answered with its id alone: see [`Engine::start`].
     pub async fn exec(&self, record: &Record, exec: Exec) -> Result<Call, Problem> {
-        let exec = Exec { detach: false, ..exec };
-        let time = exec.timeout_ms;
-        begin(self.connect(record).await?, Request::Exec(exec), time, None).await
+        self.begin(record, Request::Exec(Exec { detach: false, ..exec })).await
     }
 
     /// Starts a command and leaves it alone.
     pub async fn start(&self, record: &Record, exec: Exec) -> Result<ExecId, Problem> {
         let exec = Exec { detach: true, ..exec };
-        match self.connect(record).await?.ask(&Request::Exec(exec)).await? {
+        match self.ask(record, &Request::Exec(exec)).await? {
             Event::Started { exec, .. } => Ok(exec),
             _ => Err(Problem::new(Code::Protocol, "the agent did not start the command")),
         }
@@ -198,8 +207,7 @@ impl Engine {
         since: u64,
         follow: bool,
     ) -> Result<Call, Problem> {
-        let request = Request::Attach { exec: exec.clone(), since, follow };
-        begin(self.connect(record).await?, request, None, Some(exec.clone())).await
+        self.begin(record, Request::Attach { exec: exec.clone(), since, follow }).await
     }
 
     /// The outcome, once there is one, or `None` when the time is over.
@@ -211,7 +219,7 @@ impl Engine {
     ) -> Result<Option<Outcome>, Problem> {
         let timeout_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let request = Request::Wait { exec: exec.clone(), timeout_ms };
-        match self.connect(record).await?.ask_within(&request, time + LATE).await? {
+        match self.lifeline(record).ask(&request, time).await? {
             Event::Waited { outcome } => Ok(outcome),
             _ => Err(Problem::new(Code::Protocol, "the agent did not wait")),
         }
@@ -219,43 +227,32 @@ impl Engine {
 
     pub async fn signal(&self, record: &Record, exec: &ExecId, signal: i32) -> Result<(), Problem> {
         let request = Request::Signal { exec: exec.clone(), signal };
-        self.connect(record).await?.ask(&request).await.map(drop)
+        self.ask(record, &request).await.map(drop)
     }
 
     pub async fn cancel(&self, record: &Record, exec: &ExecId) -> Result<(), Problem> {
-        self.connect(record).await?.ask(&Request::Cancel { exec: exec.clone() }).await.map(drop)
+        self.ask(record, &Request::Cancel { exec: exec.clone() }).await.map(drop)
     }
 
     pub async fn execs(&self, record: &Record) -> Result<Vec<ExecInfo>, Problem> {
-        match self.connect(record).await?.ask(&Request::Execs).await? {
+        match self.ask(record, &Request::Execs).await? {
             Event::Execs { execs } => Ok(execs),
             _ => Err(Problem::new(Code::Protocol, "the agent did not list its execs")),
         }
     }
 }
 
-/// Starts a run on a line that is already there: what a caller with many calls does.
+/// Starts a run on a line that is already there: what a caller with many calls does. It waits for as long as the line lives.
 pub async fn start_run(link: AgentLink, run: Run) -> Result<Call, Problem> {
-    let time = run.timeout_ms;
-    begin(link, Request::Run(run), Some(time), None).await
+    begin(link, Request::Run(run), None).await
 }
 
-async fn begin(
-    mut link: AgentLink,
-    request: Request,
-    time_ms: Option<u64>,
-    exec: Option<ExecId>,
-) -> Result<Call, Problem> {
+async fn begin(mut link: AgentLink, request: Request, lifeline: Option<Lifeline>) -> Result<Call, Problem> {
     let tag = link.send(&request).await?;
-    // Queues of an interpreter are the agent's business, so only what nothing waits before can have a hard end here.
-    let deadline = match &request {
-        Request::Exec(_) => {
-            time_ms.map(|millis| Instant::now() + Duration::from_millis(millis) + INTERRUPT_GRACE + LATE)
-        }
-        _ => None,
-    };
+    let patience = Patience::new(&request, lifeline);
     let AgentLink { reader, writer, .. } = link;
-    Ok(Call { reader, tag, deadline, control: Control { writer, tag, next: tag, exec } })
+    let exec = patience.exec.clone();
+    Ok(Call { reader, tag, patience, control: Control { writer, tag, next: tag, exec } })
 }
 
 impl Call {

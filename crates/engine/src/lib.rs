@@ -11,6 +11,7 @@ pub mod call;
 pub mod environments;
 mod files;
 mod lock;
+mod patience;
 pub mod registry;
 pub mod sandboxes;
 mod sweep;

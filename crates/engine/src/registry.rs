@@ -307,6 +307,5 @@ impl Owner {
 }
 
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    carrel_jail::tree::start_time(i32::try_from(pid).ok()?)
 }

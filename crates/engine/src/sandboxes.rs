@@ -345,7 +345,7 @@ impl Engine {
 
     /// The agent's own view of a sandbox.
     pub async fn status(&self, record: &Record) -> Result<carrel_proto::message::Status, Problem> {
-        match self.connect(record).await?.ask(&Request::Status).await? {
+        match self.ask(record, &Request::Status).await? {
             Event::Status(status) => Ok(status),
             _ => Err(Problem::new(Code::Protocol, "the agent did not say its status")),
         }

@@ -4,14 +4,15 @@
 
 use std::{path::Path, time::Duration};
 
+use carrel_backend::IsolationLevel;
 use carrel_engine::{Engine, Environments, Note, Record, Settings, State, Wish, call::Output};
 use carrel_proto::{
     files::{Content, FileReply, FileRequest, GuestPath, Read, Write},
     guest::{EndReason, Language},
     id::{Key, SessionName},
-    message::Run,
-    outcome::Outcome,
-    problem::Problem,
+    message::{Exec, OpenSession, Run},
+    outcome::{Outcome, SessionState},
+    problem::{Code, Problem},
 };
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
@@ -299,4 +300,165 @@ async fn an_agent_that_answers_nonsense_costs_one_sandbox() {
     tokio::time::timeout(Duration::from_secs(60), engine.close(&bad, None)).await.unwrap().unwrap();
     assert_eq!(leftovers(state.path(), &bad), Vec::<String>::new());
     engine.close(&good, None).await.unwrap();
+}
+
+/// Stops the agent as a debugger, a freezer or a bug would. From then on the clock jumps whenever nothing else happens.
+fn hang(record: &Record) {
+    let pid = Pid::from_raw(record.placed.as_ref().unwrap().pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    tokio::time::pause();
+}
+
+fn is_given_up(problem: &Problem) {
+    assert_eq!((problem.code, problem.session_state), (Code::AgentLost, SessionState::Lost), "{problem:?}");
+}
+
+#[tokio::test]
+async fn a_hung_agent_costs_its_own_sandbox_and_nothing_else() {
+    let state = tempfile::tempdir().unwrap();
+    let engine = engine(state.path());
+    let other = engine.sandbox(&"user:local:other".parse().unwrap(), &wish()).await.unwrap().record;
+    bash(&engine, &other, "A=1").await.unwrap();
+    let run = |code: &str| Run {
+        session: SessionName::main(),
+        language: Language::Bash,
+        code: code.to_owned(),
+        timeout_ms: 30_000,
+        cancel_on_disconnect: false,
+    };
+    let exec = Exec {
+        session: SessionName::main(),
+        argv: vec!["sleep".into(), "1000".into()],
+        cwd: None,
+        env: std::collections::BTreeMap::new(),
+        timeout_ms: None,
+        stdin: false,
+        pty: None,
+        detach: false,
+        cancel_on_disconnect: false,
+    };
+    for what in ["run", "queued run", "exec", "attach", "hello", "status"] {
+        let found = engine.sandbox(&key(), &wish()).await.unwrap();
+        bash(&engine, &found.record, &format!("echo {what} > file")).await.unwrap();
+        let record = found.record;
+        let begun = match what {
+            "run" | "queued run" => Some(engine.run(&record, run("echo begun; sleep 1000")).await.unwrap()),
+            "exec" | "attach" => Some(engine.exec(&record, exec.clone()).await.unwrap()),
+            _ => None,
+        };
+        let problem = match (what, begun) {
+            (_, Some(mut call)) => {
+                let Output::Started(id) = call.next().await.unwrap() else { panic!("{what}") };
+                let mut waiting = match what {
+                    "queued run" => engine.run(&record, run("echo later")).await.unwrap(),
+                    "attach" => engine.attach(&record, &id, 0, true).await.unwrap(),
+                    _ => call,
+                };
+                hang(&record);
+                loop {
+                    if let Err(problem) = waiting.next().await {
+                        break problem;
+                    }
+                }
+            }
+            (what, None) => {
+                hang(&record);
+                // Files are on the host and do not wait for anybody.
+                let path = GuestPath::parse(b"file").unwrap();
+                engine.file(&record, FileRequest::Read(Read { path, offset: 0, len: None })).unwrap();
+                match what {
+                    "status" => engine.status(&record).await.unwrap_err(),
+                    _ => engine.run(&record, run("echo never")).await.unwrap_err(),
+                }
+            }
+        };
+        tokio::time::resume();
+        is_given_up(&problem);
+        let again = engine.sandbox(&key(), &wish()).await.unwrap();
+        assert_eq!(again.note, Some(Note::Revived), "{what}");
+        let (out, _) = bash(&engine, &again.record, "cat file").await.unwrap();
+        assert_eq!(out, format!("{what}\n"));
+    }
+    let (out, _) = bash(&engine, &other, "echo $A").await.unwrap();
+    assert_eq!(out, "1\n", "the neighbour was left alone");
+    for key in ["user:local:work", "user:local:other"] {
+        let found = engine.existing(key, Some(&key.parse().unwrap())).await.unwrap();
+        engine.close(&found.record, None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_takes_its_time_is_waited_for() {
+    let state = tempfile::tempdir().unwrap();
+    let engine = engine(state.path());
+    let record = engine.sandbox(&key(), &wish()).await.unwrap().record;
+    let run = Run {
+        session: SessionName::main(),
+        language: Language::Bash,
+        code: "mkfifo gate; echo at the gate; read < gate; echo done".to_owned(),
+        timeout_ms: 3_600_000,
+        cancel_on_disconnect: false,
+    };
+    let mut call = engine.run(&record, run).await.unwrap();
+    while !matches!(call.next().await.unwrap(), Output::Bytes { .. }) {}
+    // Long after the first looks at the agent: it answers, so the call goes on.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    let opened = bash_in(&engine, &record, "second", "echo > gate").await;
+    let mut text = Vec::new();
+    let outcome = loop {
+        match call.next().await.unwrap() {
+            Output::Bytes { bytes, .. } => text.extend_from_slice(bytes),
+            Output::Finished(outcome) => break outcome,
+            _ => {}
+        }
+    };
+    assert_eq!((opened, outcome.exit_code, text.as_slice()), (0, 0, &b"done\n"[..]));
+    engine.close(&record, None).await.unwrap();
+}
+
+/// Runs in a session of its own; says its exit code.
+async fn bash_in(engine: &Engine, record: &Record, name: &str, code: &str) -> i32 {
+    let name: SessionName = name.parse().unwrap();
+    let open = OpenSession { name: name.clone(), cwd: None, env: std::collections::BTreeMap::new() };
+    engine.session(record, open).await.unwrap();
+    let run = Run {
+        session: name,
+        language: Language::Bash,
+        code: code.to_owned(),
+        timeout_ms: 30_000,
+        cancel_on_disconnect: false,
+    };
+    let mut call = engine.run(record, run).await.unwrap();
+    loop {
+        if let Output::Finished(outcome) = call.next().await.unwrap() {
+            return outcome.exit_code;
+        }
+    }
+}
+
+#[tokio::test]
+async fn weak_isolation_leaves_nothing_when_its_agent_is_killed() {
+    let state = tempfile::tempdir().unwrap();
+    let engine = engine(state.path());
+    let wish = Wish { isolation: IsolationLevel::Weak, ..wish() };
+    let record = engine.sandbox(&key(), &wish).await.unwrap().record;
+    let (out, _) = bash(
+        &engine,
+        &record,
+        "setsid sleep 4811 > /dev/null & echo $!; (setsid sleep 4812 > /dev/null & echo $!) | cat",
+    )
+    .await
+    .unwrap();
+    let started: Vec<_> = out
+        .split_whitespace()
+        .map(|pid| pidfd_open(Pid::from_raw(pid.parse().unwrap()).unwrap(), PidfdFlags::empty()).unwrap())
+        .collect();
+    assert_eq!(started.len(), 2, "{out}");
+    kill_box(&record);
+    started.iter().for_each(wait_for);
+    let again = engine.sandbox(&key(), &wish).await.unwrap();
+    assert_eq!(again.note, Some(Note::Revived));
+    engine.close(&again.record, None).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Everything below a process, and its end.
+//! What the kernel says of a process; everything below one, and its end.
 //!
 //! Why stop before kill: a fork bomb makes children faster than one pass kills them. A stopped process cannot fork
 //! and keeps its place in the process count, so passes of SIGSTOP reach a state in which nothing new appears; then
@@ -31,21 +31,54 @@ pub fn kill_below(root: i32) {
     }
 }
 
+/// What `/proc/PID/stat` says of a process, as far as we ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Ended, and nobody has taken note: as good as gone.
+    pub zombie: bool,
+    pub parent: i32,
+    /// Its own and its reaped children's, in hundredths of a second.
+    pub cpu_ticks: u64,
+    /// In the kernel's ticks since boot.
+    pub start_time: u64,
+}
+
+impl Stat {
+    /// `None`: there is no such process.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(stat: &[u8]) -> Option<Self> {
+        // The name in parentheses may hold anything; what follows its last parenthesis is fixed.
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // The manual counts from 1, and the pid and the name come before these.
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        Some(Self {
+            zombie: matches!(*fields.first()?, "Z" | "X"),
+            parent: fields.get(1)?.parse().ok()?,
+            cpu_ticks: (14..=17).filter_map(number).sum(),
+            start_time: number(22)?,
+        })
+    }
+}
+
+/// When a process was started: with its pid, its name for good. `None` if it has ended.
+pub fn start_time(pid: i32) -> Option<u64> {
+    Stat::of(pid).filter(|stat| !stat.zombie).map(|stat| stat.start_time)
+}
+
 /// Every living process below `root`, as this process's `/proc` shows them.
 pub fn below(root: i32) -> Vec<i32> {
     let mut parents: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(stat) = fs::read(entry.path().join("stat")) else { continue };
-        // The name in parentheses may hold anything; what follows its last parenthesis is fixed.
-        let Some(end) = stat.iter().rposition(|byte| *byte == b')') else { continue };
-        let rest = String::from_utf8_lossy(&stat[end + 1..]);
-        let mut fields = rest.split_whitespace();
-        let (state, parent) = (fields.next(), fields.next().and_then(|field| field.parse().ok()));
-        if let Some(parent) = parent
-            && state != Some("Z")
+        if let Some(stat) = Stat::of(pid)
+            && !stat.zombie
         {
-            parents.entry(parent).or_default().push(pid);
+            parents.entry(stat.parent).or_default().push(pid);
         }
     }
     let mut all = Vec::new();
@@ -56,4 +89,31 @@ pub fn below(root: i32) -> Vec<i32> {
         todo.extend(&children);
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_read_past_its_name() {
+        let line = b"7 (a) Z 1 (b) S 4 7 7 0 -1 4194560 11 0 0 0 3 5 7 9 20 0 1 0 1234 1 2\n";
+        let stat = Stat { zombie: false, parent: 4, cpu_ticks: 24, start_time: 1234 };
+        assert_eq!(Stat::parse(line), Some(stat));
+        assert!(
+            Stat::parse(b"7 (x) Z 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 5").is_some_and(|stat| stat.zombie)
+        );
+        for broken in [&b""[..], b"7 (x", b"7 (x)", b"7 (x) S", b"7 (x) S 1 2"] {
+            assert_eq!(Stat::parse(broken), None);
+        }
+    }
+
+    #[test]
+    fn this_process_has_a_parent_and_a_start() {
+        let me = i32::try_from(std::process::id()).expect("a pid");
+        let stat = Stat::of(me).expect("this process");
+        assert_eq!(stat.parent, i32::try_from(std::os::unix::process::parent_id()).expect("a pid"));
+        assert_eq!(start_time(me), Some(stat.start_time));
+        assert_eq!(start_time(i32::MAX), None);
+    }
 }

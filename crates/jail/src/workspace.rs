@@ -73,7 +73,7 @@ pub fn create(directory: &Path, image: &Path, templates: &Path, limit: ByteSize)
     if fs::rename(spare(templates, limit), image).is_err() {
         copy_sparse(&File::open(template(templates, limit)?)?, &File::create(image)?)?;
     }
-    attach(directory, image)
+    attach_anew(directory, image)
 }
 
 /// A blank image made in advance, taken by the next sandbox of this size.
@@ -129,11 +129,58 @@ pub fn attach(directory: &Path, image: &Path) -> io::Result<()> {
     if is_mounted(directory) {
         return Ok(());
     }
-    let mount = mount_nowhere(&OpenOptions::new().read(true).write(true).open(image)?)?;
-    Ok(move_mount(&mount, "", CWD, directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    // The mount of a box that has just died may still be going away, which the kernel does in its own time. A second
+    // device would show the image without what the first has yet to write; the same device is the same file system.
+    match device_of(image).map(|(path, _held)| mount_device(&path)) {
+        Some(Ok(mount)) => put(&mount, directory),
+        _ => attach_anew(directory, image),
+    }
 }
 
-/// A mount of the file system in `image` that is in no directory yet.
+/// The device that an image is on now, and a hold on it: it stays that image's for as long as it is open.
+fn device_of(image: &Path) -> Option<(String, File)> {
+    let image = fs::canonicalize(image).ok()?;
+    let is_of_image = |name: &str| {
+        fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"))
+            .is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == image)
+    };
+    for entry in fs::read_dir("/sys/block").ok()?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("loop") && is_of_image(&name) {
+            let path = format!("/dev/{name}");
+            let held = OpenOptions::new().read(true).open(&path).ok()?;
+            // It may have been freed and taken for another image before it was held.
+            return is_of_image(&name).then_some((path, held));
+        }
+    }
+    None
+}
+
+fn attach_anew(directory: &Path, image: &Path) -> io::Result<()> {
+    put(&mount_nowhere(&OpenOptions::new().read(true).write(true).open(image)?)?, directory)
+}
+
+fn put(mount: &OwnedFd, directory: &Path) -> io::Result<()> {
+    Ok(move_mount(mount, "", CWD, directory, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// A mount of the file system on a device that is in no directory yet.
+fn mount_device(device: &str) -> io::Result<OwnedFd> {
+    let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&fs, "source", device)?;
+    fsconfig_set_flag(&fs, "discard")?;
+    // The sandbox's content is not worth a disk's barriers; its life is shorter than a power cut's.
+    fsconfig_set_flag(&fs, "nobarrier")?;
+    // A sparse file reads as zeroes: the kernel need not write them in the background.
+    fsconfig_set_flag(&fs, "noinit_itable")?;
+    fsconfig_create(&fs)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOATIME;
+    Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// The same for a file, which gets a device.
 fn mount_nowhere(image: &File) -> io::Result<OwnedFd> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     // Another process may take the free device between asking and configuring: then ask again.
@@ -141,20 +188,7 @@ fn mount_nowhere(image: &File) -> io::Result<OwnedFd> {
         let path = format!("/dev/loop{}", sys::loop_free(control.as_fd())?);
         let Ok(device) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
         match sys::loop_configure(device.as_fd(), image.as_fd()) {
-            Ok(()) => {
-                let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
-                fsconfig_set_string(&fs, "source", path.as_str())?;
-                fsconfig_set_flag(&fs, "discard")?;
-                // The sandbox's content is not worth a disk's barriers; its life is shorter than a power cut's.
-                fsconfig_set_flag(&fs, "nobarrier")?;
-                // A sparse file reads as zeroes: the kernel need not write them in the background.
-                fsconfig_set_flag(&fs, "noinit_itable")?;
-                fsconfig_create(&fs)?;
-                let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
-                    | MountAttrFlags::MOUNT_ATTR_NODEV
-                    | MountAttrFlags::MOUNT_ATTR_NOATIME;
-                return Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?);
-            }
+            Ok(()) => return mount_device(&path),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
@@ -243,4 +277,32 @@ fn copy_sparse(source: &File, target: &File) -> io::Result<()> {
         at = end;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_whose_last_mount_is_still_going_away_shows_what_was_written() {
+        let limit = ByteSize::mb(16);
+        if probe(limit).0 != Kind::Image {
+            println!("skipped: no images on this host");
+            return;
+        }
+        let root = std::env::temp_dir().join(format!("carrel-workspace-{}", std::process::id()));
+        let (directory, image) = (root.join("workspace"), root.join("workspace.ext4"));
+        fs::create_dir_all(&directory).expect("a directory");
+        create(&directory, &image, &root.join("templates"), limit).expect("a workspace");
+        fs::write(directory.join("file"), "written last").expect("a file");
+        // As the processes of a dying box do: the mount is out of sight, and still there.
+        let held = File::open(directory.join("file")).expect("the file");
+        detach(&directory).expect("no mount");
+        attach(&directory, &image).expect("the workspace again");
+        let text = fs::read_to_string(directory.join("file"));
+        detach(&directory).expect("no mount");
+        drop(held);
+        fs::remove_dir_all(&root).expect("nothing left");
+        assert_eq!(text.ok().as_deref(), Some("written last"));
+    }
 }

@@ -16,7 +16,7 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const CANARY: &[&str] = &["canary_path"];
 
@@ -201,15 +201,16 @@ fn entries(dir: &str) -> Result<Vec<String>, String> {
     Ok(read.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
-/// An entry that is only the way to a read-only mount below `dir` is how an interpreter's prefix (pyenv, nvm) is shown:
-/// nothing beside it is there. A mount of `dir` itself excuses nothing.
+/// An entry that is only the way to read-only mounts of software below `dir` is how an interpreter's prefix (pyenv, nvm)
+/// is shown. A mount of `dir` itself excuses nothing, nor does one of something else, nor a file beside the way.
 fn only(dir: &str, expected: &[&str]) -> Outcome {
-    let shown: Vec<String> =
-        look::mounts().into_iter().filter(|mount| mount.has("ro")).map(|mount| mount.point).collect();
-    let leads_to_mount = |name: &str| {
-        let path = Path::new(dir).join(name);
-        shown.iter().any(|point| Path::new(point).starts_with(&path))
-    };
+    let software: Vec<PathBuf> = look::mounts()
+        .into_iter()
+        .filter(|mount| mount.has("ro"))
+        .map(|mount| PathBuf::from(mount.point))
+        .filter(|point| is_software(point))
+        .collect();
+    let leads_to_mount = |name: &str| leads_only_to(&Path::new(dir).join(name), &software);
     match entries(dir) {
         Err(why) => held(format!("{dir}: {why}")),
         Ok(names) => {
@@ -221,6 +222,38 @@ fn only(dir: &str, expected: &[&str]) -> Outcome {
             none_found(&format!("unexpected entries in {dir}"), &found)
         }
     }
+}
+
+fn leads_only_to(path: &Path, mounts: &[PathBuf]) -> bool {
+    if mounts.iter().any(|point| point == path) {
+        return true;
+    }
+    let is_way = mounts.iter().any(|point| point.starts_with(path));
+    is_way
+        && fs::read_dir(path)
+            .is_ok_and(|entries| entries.flatten().all(|entry| leads_only_to(&entry.path(), mounts)))
+}
+
+/// Whether a mount is what an interpreter needs: its prefix, packages, itself, a library it has mapped. Not a directory of
+/// somebody's files.
+fn is_software(mount: &Path) -> bool {
+    let named = |name: &str| mount.file_name().is_some_and(|own| own == name);
+    let private =
+        [".ssh", ".aws", ".gnupg", ".netrc", ".git-credentials", ".docker", ".kube", ".bash_history"];
+    if mount.is_file() {
+        let text = mount.to_string_lossy();
+        let executable = rustix::fs::access(mount, rustix::fs::Access::EXEC_OK).is_ok();
+        return text.contains(".so") || (executable && starts_as_program(mount));
+    }
+    let holds = |names: &[&str]| names.iter().any(|name| mount.join(name).exists());
+    let prefix = holds(&["bin/python", "bin/python3", "bin/node", "bin/bash", "pyvenv.cfg"]);
+    (prefix || named("site-packages") || named("dist-packages")) && !holds(&private)
+}
+
+fn starts_as_program(path: &Path) -> bool {
+    let mut start = [0_u8; 4];
+    File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
+        && (start == *b"\x7fELF" || start.starts_with(b"#!"))
 }
 
 fn root_home(_: &Facts) -> Outcome {
@@ -349,4 +382,29 @@ fn shows_addresses(iomem: &[u8]) -> bool {
     String::from_utf8_lossy(iomem).lines().any(|line| {
         line.split(':').next().is_some_and(|range| range.chars().any(|c| c.is_ascii_hexdigit() && c != '0'))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_software_is_excused_and_nothing_beside_the_way_to_it() {
+        let root = std::env::temp_dir().join(format!("carrel-probe-ways-{}", std::process::id()));
+        let prefix = root.join(".pyenv/versions/3.12");
+        let keys = root.join(".ssh");
+        fs::create_dir_all(prefix.join("bin")).unwrap();
+        fs::create_dir_all(&keys).unwrap();
+        fs::write(prefix.join("bin/python3"), "").unwrap();
+        fs::write(keys.join("id_ed25519"), "").unwrap();
+        assert!(is_software(&prefix) && !is_software(&keys) && !is_software(&keys.join("id_ed25519")));
+        let mounts = [prefix.clone()];
+        assert!(leads_only_to(&root.join(".pyenv"), &mounts));
+        assert!(!leads_only_to(&keys, &mounts));
+        fs::write(root.join(".pyenv/versions/token"), "").unwrap();
+        assert!(!leads_only_to(&root.join(".pyenv"), &mounts));
+        fs::create_dir(prefix.join(".ssh")).unwrap();
+        assert!(!is_software(&prefix));
+        fs::remove_dir_all(&root).unwrap();
+    }
 }

@@ -50,8 +50,13 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe::light("setns-any", "enter the namespaces of any visible process", setns_any),
 ];
 
-/// Names of carrel's processes that belong into a session: its init, and one runner per call.
-const STUBS: &[&str] = &["carrel-init", "carrel-runner"];
+/// Whether a process of carrel's belongs into a session besides its init, which is pid 1: a runner, whose parent (the
+/// agent) is outside and so has no number here. A name alone excuses nobody.
+fn is_runner(pid: i32, comm: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim);
+    comm.trim() == "carrel-runner" && parent == Some("0")
+}
 
 /// Whether a command line is of carrel's supervisors (not of this program).
 fn is_carrel(cmdline: &str) -> bool {
@@ -76,9 +81,9 @@ fn pids_outside(facts: &Facts) -> Outcome {
         .map(|pid| {
             (*pid, look::cmdline(*pid), fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default())
         })
-        .filter(|(_, cmdline, comm)| {
+        .filter(|(pid, cmdline, comm)| {
             let kernel_thread = comm.starts_with("kthreadd") || comm.starts_with("ksoftirqd");
-            (is_carrel(cmdline) && !STUBS.contains(&comm.trim()))
+            (is_carrel(cmdline) && !is_runner(*pid, comm))
                 || kernel_thread
                 || facts.get("other_session_marker").is_some_and(|mark| cmdline.contains(mark))
         })

@@ -46,6 +46,7 @@ class Driver:
         for pump in self._pumps:
             pump.start()
         self._id = 0
+        self._interrupted = False  # since the last request
         self.ready = self.reply()["ready"]
 
     @staticmethod
@@ -66,7 +67,11 @@ class Driver:
 
     def begin(self, code):
         self._id += 1
-        data = json.dumps({"id": self._id, "code": code}).encode() + b"\n"
+        request = {"id": self._id, "code": code}
+        if self._interrupted:
+            self._interrupted = False
+            request["after_interrupt"] = True
+        data = json.dumps(request).encode() + b"\n"
         while data:
             data = data[os.write(self._requests, data):]
         return self._id
@@ -84,6 +89,7 @@ class Driver:
         return self.finish(self.begin(code))
 
     def interrupt(self):
+        self._interrupted = True
         os.kill(self.process.pid, signal.SIGINT)
 
     def wait_for(self, stream, text):
@@ -296,7 +302,8 @@ class Leaving(Story):
 
 class Interrupts(Story):
     def interrupted(self, code):
-        id = self.driver.begin(f"fs.writeSync(1, 'started'); {code}")
+        """`code` writes `started` once it is where it is to be interrupted."""
+        id = self.driver.begin(code)
         self.driver.wait_for(self.driver.out, b"started")
         self.driver.interrupt()
         outcome = self.driver.finish(id)
@@ -304,11 +311,37 @@ class Interrupts(Story):
         self.driver.out.clear()
 
     def test_every_kind_of_waiting(self):
-        self.run_("let kept = 1; function loop() { for (;;); }")
-        for code in ("while (true) {}", "loop()", "try { loop() } catch {} finally { kept = 2 }", "await 1; loop()",
-                     "await new Promise(() => {})", "process.nextTick(loop); await new Promise(() => {})", "await new Promise(r => setTimeout(r, 1e6))"):
+        self.run_("let kept = 1; function loop() { fs.writeSync(1, 'started'); for (;;); }")
+        for code in ("loop()", "try { loop() } catch {} finally { kept = 2 }", "await 1; loop()", "process.nextTick(loop); await new Promise(() => {})",
+                     "fs.writeSync(1, 'started'); await new Promise(() => {})", "fs.writeSync(1, 'started'); await new Promise(r => setTimeout(r, 1e6))"):
             self.interrupted(code)
         self.script(("kept", "1"), ("await new Promise(r => setTimeout(r, 1, 'timers live'))", "'timers live'"))
+
+    def test_what_was_queued_ends_with_the_call(self):
+        self.run_("let ends = 0; function loop() { fs.writeSync(1, 'started'); for (;;); }")
+        for code in ("Promise.resolve().then(loop); loop()", "process.nextTick(loop); process.nextTick(loop); Promise.resolve().then(loop); loop()",
+                     "function tick() { process.nextTick(tick) } tick(); loop()", "function task() { queueMicrotask(task) } task(); loop()"):
+            self.interrupted(code)
+        self.script(("1", "1"))
+
+    def test_the_event_loop_is_interrupted_too(self):
+        self.write("file", "text")
+        self.run_("let kept = 1; function loop() { fs.writeSync(1, 'started'); for (;;); }")
+        for code in ("setTimeout(loop, 1); await new Promise(() => {})", "await new Promise(r => setTimeout(r, 1)); loop()",
+                     "setTimeout(() => Promise.resolve().then(loop), 1); await new Promise(() => {})", "setInterval(loop, 1); await new Promise(() => {})",
+                     "await new Promise(setImmediate); loop()", "await fs.promises.readFile('file'); loop()",
+                     "fs.readFile('file', () => process.nextTick(loop)); await new Promise(() => {})"):
+            self.interrupted(code)
+        self.script(("kept", "1"), ("await new Promise(r => setTimeout(r, 1, 'timers live'))", "'timers live'"),
+                    ("await new Promise(r => setImmediate(r, 'immediates too'))", "'immediates too'"))
+
+    def test_a_timer_that_never_ends_gives_way_to_the_call_behind_it(self):
+        self.script(("await new Promise(r => setTimeout(r, 1, 0))", "0"),  # from here on the event loop is guarded
+                    ("setTimeout(() => { fs.writeSync(1, 'started'); for (;;); }, 1); 1", "1"))
+        self.driver.wait_for(self.driver.out, b"started")
+        id = self.driver.begin("2")
+        self.driver.interrupt()
+        self.assertEqual(self.driver.finish(id).value, "2")
 
     def test_between_calls_and_in_a_storm(self):
         self.run_("let kept = 1; process.on('SIGINT', () => {})")
@@ -332,11 +365,10 @@ class Interrupts(Story):
         self.script(("kept", "1"), ("process.kill(process.pid, 0)", "true"))
 
     def test_idle_signal_is_nothing(self):
-        self.driver.interrupt()
-        # Node hears a signal on a thread of its own, a moment later on a busy machine: it may still hit the very next
-        # call, and must be gone after that.
-        self.driver.finish(self.driver.begin("0"))
-        self.script(("1", "1"), ("await new Promise(r => setTimeout(r, 60, 2))", "2"))
+        for _ in range(100):
+            self.driver.interrupt()
+            self.script(("1", "1"))
+        self.script(("await new Promise(r => setTimeout(r, 60, 2))", "2"))
 
 
 class Output(Story):

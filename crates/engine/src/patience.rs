@@ -1,0 +1,153 @@
+//! How long the engine waits for an agent, and what becomes of one that hangs.
+//!
+//! An agent is one loop that never blocks: it answers a greeting in well under a millisecond, also while calls run. One
+//! that does not answer three of them hangs, and its box is ended: then it is true that the state is lost, every other
+//! caller of that sandbox is told, and the next call finds a new box over the same files instead of waiting again.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use carrel_backend::{
+    Backend, Placed,
+    link::{AgentLink, Reader},
+};
+use carrel_proto::{
+    id::ExecId,
+    limits::INTERRUPT_GRACE,
+    message::{Event, Request, What},
+    outcome::SessionState,
+    problem::{Code, Problem},
+};
+use tokio::time::{Instant, timeout};
+
+/// For each of these greetings: a host that is drowning is not a hung agent. Less than the link gives itself, which would
+/// only say that there was no answer.
+const GREETING: Duration = Duration::from_secs(9);
+const GREETINGS: usize = 3;
+/// For requests that do no user's work.
+const ANSWER: Duration = Duration::from_secs(25);
+/// How often a call that waits looks whether its agent still answers.
+const LOOK: Duration = Duration::from_secs(10);
+/// An agent may be this late with an end it has promised.
+const LATE: Duration = Duration::from_secs(15);
+/// The clock of a run starts when its interpreter is up, which may take so long.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// What is needed to ask an agent for a sign of life, and to end its box.
+#[derive(Debug, Clone)]
+pub(crate) struct Lifeline {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) placed: Option<Placed>,
+    pub(crate) socket: PathBuf,
+}
+
+impl Lifeline {
+    /// A line to the agent. An agent that does not greet back is ended.
+    pub(crate) async fn connect(&self) -> Result<AgentLink, Problem> {
+        for _ in 0..GREETINGS {
+            if let Ok(link) = timeout(GREETING, AgentLink::connect(&self.socket)).await {
+                return link;
+            }
+        }
+        Err(self.end("the sandbox's agent does not answer").await)
+    }
+
+    /// A request with one answer, which may take `more` than such a request does.
+    pub(crate) async fn ask(&self, request: &Request, more: Duration) -> Result<Event, Problem> {
+        let mut link = self.connect().await?;
+        let time = ANSWER + more;
+        match timeout(time, link.ask_within(request, 2 * time)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.connect().await?;
+                Err(Problem::new(Code::AgentLost, "the sandbox's agent is late with its answer")
+                    .hint("try again; `carrel inspect` shows what the sandbox is doing"))
+            }
+        }
+    }
+
+    async fn end(&self, why: &str) -> Problem {
+        let (backend, placed) = (Arc::clone(&self.backend), self.placed.clone());
+        let ended =
+            tokio::task::spawn_blocking(move || placed.map_or(Ok(()), |placed| backend.end(&placed))).await;
+        match ended {
+            Ok(Ok(())) => Problem::new(Code::AgentLost, format!("{why}; its box was ended"))
+                .hint("the next call makes a new box over the same files")
+                .state(SessionState::Lost),
+            Ok(Err(problem)) => Problem::new(Code::AgentLost, format!("{why}, and {}", problem.message))
+                .hint("close the sandbox; its files can be copied out first")
+                .state(SessionState::Lost),
+            Err(error) => Problem::internal(error),
+        }
+    }
+}
+
+/// The waiting of one call.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    /// Without one, the call waits for as long as its line lives.
+    lifeline: Option<Lifeline>,
+    look: Instant,
+    /// The time of a run whose clock may not have started: others can be before it in its interpreter's queue.
+    queued: Option<Duration>,
+    deadline: Option<Instant>,
+    pub(crate) exec: Option<ExecId>,
+}
+
+impl Patience {
+    pub(crate) fn new(request: &Request, lifeline: Option<Lifeline>) -> Self {
+        let now = Instant::now();
+        let (queued, deadline, exec) = match request {
+            Request::Run(run) => (Some(Duration::from_millis(run.timeout_ms)), None, None),
+            Request::Exec(exec) => {
+                let end = |millis| now + Duration::from_millis(millis) + INTERRUPT_GRACE + LATE;
+                (None, exec.timeout_ms.map(end), None)
+            }
+            Request::Attach { exec, .. } => (None, None, Some(exec.clone())),
+            _ => (None, None, None),
+        };
+        Self { lifeline, look: now + LOOK, queued, deadline, exec }
+    }
+
+    /// Waits until there is something for `tag`.
+    pub(crate) async fn wait(&mut self, reader: &mut Reader, tag: u32) -> Result<(), Problem> {
+        while self.lifeline.is_some() {
+            let until = self.deadline.map_or(self.look, |deadline| deadline.min(self.look));
+            if let Ok(result) = tokio::time::timeout_at(until, reader.ready(tag)).await {
+                return result;
+            }
+            // Rare, and large: not part of every call's own state.
+            Box::pin(self.look()).await?;
+        }
+        reader.ready(tag).await
+    }
+
+    /// The time for a look, or for the end, has come.
+    async fn look(&mut self) -> Result<(), Problem> {
+        let Some(lifeline) = self.lifeline.clone() else { return Ok(()) };
+        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(lifeline.end("the sandbox's agent does not keep the call's time").await);
+        }
+        self.start_clock(&lifeline).await?;
+        self.look = Instant::now() + LOOK;
+        Ok(())
+    }
+
+    /// Greets the agent, and finds out whether the clock of a run has started.
+    async fn start_clock(&mut self, lifeline: &Lifeline) -> Result<(), Problem> {
+        let mut link = lifeline.connect().await?;
+        let (Some(time), Some(exec)) = (self.queued, &self.exec) else { return Ok(()) };
+        if let Ok(Ok(Event::Execs { execs })) = timeout(ANSWER, link.ask(&Request::Execs)).await
+            && let Some(at) = execs.iter().position(|info| info.exec == *exec)
+        {
+            let mine = &execs[at];
+            let is_before = |other: &carrel_proto::message::ExecInfo| {
+                other.running && other.session == mine.session && other.what == mine.what
+            };
+            if matches!(mine.what, What::Run { .. }) && !execs[..at].iter().any(is_before) {
+                self.queued = None;
+                self.deadline = Some(Instant::now() + STARTING + time + INTERRUPT_GRACE + LATE);
+            }
+        }
+        Ok(())
+    }
+}
