@@ -14,7 +14,7 @@ use crate::{
 mod examples;
 mod mcp;
 
-pub(crate) use mcp::{Mcp, Tools};
+pub(crate) use mcp::{Client, Install, Mcp, McpCommand, Tools};
 
 /// A sandbox for AI agents whose state persists: code, shells, files and running jobs are still there at the next
 /// call.

@@ -48,12 +48,14 @@ impl Surroundings {
         Ok(Self { variables: std::env::vars_os().collect(), directory, root })
     }
 
-    fn path(&self, name: &str) -> Option<PathBuf> {
+    /// A variable that names an absolute path.
+    pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
         let value = self.variables.get(&OsString::from(name))?;
         Some(PathBuf::from(value)).filter(|path| path.is_absolute())
     }
 
-    fn home(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
+    /// The directory that a variable names, or else one below the user's own.
+    pub(crate) fn home(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
         self.path(variable).or_else(|| Some(self.path("HOME")?.join(below_home)))
     }
 
