@@ -77,26 +77,41 @@ impl ConfigFile {
     /// Keeps the text as it is now under a name that nothing had before.
     pub(super) fn back_up(&self) -> Result<Option<PathBuf>, Problem> {
         let Some(text) = &self.text else { return Ok(None) };
-        for number in 1..=MAX_BACKUPS {
-            let path = self.backup_path(number);
-            let made = File::options().write(true).create_new(true).mode(PRIVATE).open(&path);
-            let mut file = match made {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-                other => other.map_err(|error| failed(&path, &error))?,
-            };
-            let written = file
-                .write_all(text.as_bytes())
-                .and_then(|()| self.inherit(&file))
-                .and_then(|()| file.sync_all());
-            if let Err(error) = written {
-                // Half a backup is worse than none.
-                let _ = std::fs::remove_file(&path);
-                return Err(failed(&path, &error));
-            }
-            return Ok(Some(path));
-        }
-        Err(Problem::new(Code::TooMany, format!("{} has {MAX_BACKUPS} backups", self.path.display()))
-            .hint("delete some of them"))
+        let unfinished = self.unfinished(text)?;
+        let done =
+            (1..=MAX_BACKUPS).map(|number| self.backup_path(number)).find_map(
+                |path| match std::fs::hard_link(&unfinished, &path) {
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
+                    Err(error) => Some(Err(failed(&path, &error))),
+                    Ok(()) => Some(Ok(Some(path))),
+                },
+            );
+        let _ = std::fs::remove_file(&unfinished);
+        done.unwrap_or_else(|| {
+            let what = format!("{} has {MAX_BACKUPS} backups", self.path.display());
+            Err(Problem::new(Code::TooMany, what).hint("delete some of them"))
+        })
+    }
+
+    /// A new file beside the old one, whole and on the disk, under a name that nobody reads.
+    fn unfinished(&self, text: &str) -> Result<PathBuf, Problem> {
+        let path = self.beside(|name| {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".carrel-{}.new", std::process::id()));
+            hidden
+        });
+        let written = (|| {
+            let mut file = File::options().write(true).create_new(true).mode(PRIVATE).open(&path)?;
+            file.write_all(text.as_bytes())?;
+            self.inherit(&file)?;
+            file.sync_all()
+        })();
+        written.map_err(|error| {
+            let _ = std::fs::remove_file(&path);
+            failed(&path, &error)
+        })?;
+        Ok(path)
     }
 
     /// Gives a new file the old one's mode and, where that is allowed, its owner.
@@ -117,21 +132,8 @@ impl ConfigFile {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(directory).map_err(|error| failed(directory, &error))?;
         self.sweep(directory);
-        let unfinished = self.beside(|name| {
-            let mut hidden = OsString::from(".");
-            hidden.push(name);
-            hidden.push(format!(".carrel-{}.new", std::process::id()));
-            hidden
-        });
-        let written = (|| {
-            let mut file = File::options().write(true).create_new(true).mode(PRIVATE).open(&unfinished)?;
-            file.write_all(text.as_bytes())?;
-            self.inherit(&file)?;
-            // The name must not lead to the new file before its content is on the disk.
-            file.sync_all()
-        })();
-        let done = written.map_err(|error| failed(&unfinished, &error)).and_then(|()| {
-            self.check_unchanged()?;
+        let unfinished = self.unfinished(text)?;
+        let done = self.check_unchanged().and_then(|()| {
             std::fs::rename(&unfinished, &self.path).map_err(|error| failed(&self.path, &error))
         });
         if done.is_err() {
