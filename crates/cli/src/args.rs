@@ -14,7 +14,7 @@ use crate::{
 mod examples;
 mod mcp;
 
-pub(crate) use mcp::{Mcp, Tools};
+pub(crate) use mcp::{Client, Install, Mcp, McpCommand};
 
 /// A sandbox for AI agents whose state persists: code, shells, files and running jobs are still there at the next
 /// call.
@@ -445,6 +445,9 @@ mod tests {
         for bad in [
             &["carrel", "run"][..],
             &["carrel", "run", "1", "--file", "a.py"],
+            &["carrel", "mcp", "--structured", "install", "cursor"],
+            &["carrel", "mcp", "install", "cursor", "--http", "http://x/mcp", "--", "--structured"],
+            &["carrel", "mcp", "install", "cursor", "--print", "--uninstall"],
             &["carrel", "exec", "-d", "-t", "work", "--", "ls"],
             &["carrel", "exec", "work"],
             &["carrel", "exec", "-e", "X", "work", "--", "ls"],

@@ -22,7 +22,7 @@ use std::{io::Write, process::ExitCode};
 use carrel_proto::problem::{Code, Problem};
 
 use crate::{
-    args::{Cli, Command},
+    args::{Cli, Command, Mcp, McpCommand},
     config::{Config, Surroundings},
     context::Context,
     output::Output,
@@ -32,12 +32,17 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
     if let Command::Completions { shell } = &cli.command {
         return completions::run(*shell, output);
     }
-    let config = Config::load(&Surroundings::of_this_process()?, cli.global.config.as_deref(), &cli.flags())?;
+    let around = Surroundings::of_this_process()?;
+    // Before anything of carrel's own is read: none of it matters here.
+    if let Command::Mcp(Mcp { command: Some(McpCommand::Install(args)), .. }) = &cli.command {
+        return mcp::install(args, &around, output);
+    }
+    let config = Config::load(&around, cli.global.config.as_deref(), &cli.flags())?;
     if let Command::Config(command) = &cli.command {
         return config::run(command, &config, output);
     }
     if let Command::Mcp(args) = &cli.command {
-        return mcp::run(args, config.settings()?, output).await;
+        return mcp::serve(args, config.settings()?, output).await;
     }
     let context = Context::open(output, config.settings()?)?;
     match &cli.command {

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use carrel_api::mcp::ToolSet;
 use carrel_backend::{IsolationLevel, Project};
 use carrel_engine::{Environments, Source, Wish};
 use carrel_proto::{
@@ -48,12 +49,14 @@ impl Surroundings {
         Ok(Self { variables: std::env::vars_os().collect(), directory, root })
     }
 
-    fn path(&self, name: &str) -> Option<PathBuf> {
+    /// A variable that names an absolute path.
+    pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
         let value = self.variables.get(&OsString::from(name))?;
         Some(PathBuf::from(value)).filter(|path| path.is_absolute())
     }
 
-    fn home(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
+    /// The directory that a variable names, or else one below the user's own.
+    pub(crate) fn home(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
         self.path(variable).or_else(|| Some(self.path("HOME")?.join(below_home)))
     }
 
@@ -118,6 +121,7 @@ pub(crate) struct Flag {
 pub(crate) struct Config {
     values: BTreeMap<Key, (Value, Origin)>,
     environments: BTreeMap<String, (Source, Origin)>,
+    tools: BTreeMap<String, ToolSet>,
     /// Files that were read.
     pub(crate) files: Vec<PathBuf>,
 }
@@ -161,7 +165,7 @@ impl Config {
         let environments = Environments::default();
         let presets =
             environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
-        Ok(Self { values, environments: presets.collect(), files: Vec::new() })
+        Ok(Self { values, environments: presets.collect(), tools: BTreeMap::new(), files: Vec::new() })
     }
 
     fn add_file(&mut self, path: &Path, author: Author) -> Result<bool, Problem> {
@@ -172,6 +176,7 @@ impl Config {
         for (name, source, line) in said.environments {
             self.environments.insert(name, (source, Origin::File(path.to_path_buf(), line)));
         }
+        self.tools.extend(said.tools);
         self.files.push(path.to_path_buf());
         Ok(true)
     }
@@ -225,6 +230,7 @@ impl Config {
         Ok(Settings {
             state,
             environments,
+            tools: self.tools.clone(),
             limits: Limits {
                 cpu_millis: self.number(Key::Cpus),
                 memory: self.size(Key::Memory),
@@ -326,6 +332,8 @@ fn absolute(around: &Surroundings, value: Value) -> Value {
 pub(crate) struct Settings {
     pub(crate) state: PathBuf,
     pub(crate) environments: Environments,
+    /// What `carrel mcp` offers for an environment.
+    pub(crate) tools: BTreeMap<String, ToolSet>,
     pub(crate) limits: Limits,
     pub(crate) timeout: Duration,
     pub(crate) idle_timeout: Duration,

@@ -25,6 +25,16 @@ pub(super) const CODE_INSTRUCTIONS: &str = "Sandbox for code: sandbox_open once,
      its sandbox_id. Files in /workspace persist between calls. No network by default.";
 
 impl ToolSet {
+    /// As flags and configuration name it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "run" => Ok(ToolSet::Run),
+            "code" => Ok(ToolSet::Code),
+            "all" => Ok(ToolSet::All),
+            _ => Err(format!("there is no tool set `{text}`: run, code or all")),
+        }
+    }
+
     pub(super) fn instructions(self) -> &'static str {
         match self {
             ToolSet::Run | ToolSet::All => RUN_INSTRUCTIONS,

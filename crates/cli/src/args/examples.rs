@@ -108,4 +108,14 @@ pub(super) const MCP: &str = "\
 Examples:
   carrel mcp                                     for a client that starts it
   carrel mcp --http 127.0.0.1:8765               for clients that connect
-  carrel mcp --tools code --scope run_42         several agents of one workflow";
+  carrel mcp --tools code --scope run_42         several agents of one workflow
+  carrel mcp install claude-code                 write it into a client's configuration";
+
+pub(super) const INSTALL: &str = "\
+Examples:
+  carrel mcp install                             which clients are known and found here
+  carrel mcp install claude-code
+  carrel mcp install cursor --project -- --memory 2GB --tools all
+  carrel mcp install codex --http https://sandbox.example.com/mcp
+  carrel mcp install vscode --print
+  carrel mcp install zed --uninstall";

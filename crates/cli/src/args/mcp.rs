@@ -2,18 +2,23 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Args, ValueEnum};
+use carrel_api::mcp::ToolSet;
+use clap::{Args, Subcommand, ValueEnum};
 
-use super::Making;
+use super::{Making, examples as ex};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Mcp {
+    #[command(subcommand)]
+    pub(crate) command: Option<McpCommand>,
     /// Serve HTTP at ADDR/mcp instead of stdio: 127.0.0.1:8765.
     #[arg(long, value_name = "ADDR")]
     pub(crate) http: Option<SocketAddr>,
-    /// Which tools are offered.
-    #[arg(long, value_name = "SET", value_enum, default_value_t)]
-    pub(crate) tools: Tools,
+    /// Which tools are offered: run, code (the sandbox_… tools) or all. Without it, what the environment's
+    /// configuration says, else run.
+    #[arg(long, value_name = "SET", value_parser = ToolSet::parse)]
+    pub(crate) tools: Option<ToolSet>,
     /// Add structured content and output schemas.
     #[arg(long)]
     pub(crate) structured: bool,
@@ -53,13 +58,62 @@ pub(crate) struct Door {
     pub(crate) allow_origin: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
-pub(crate) enum Tools {
-    /// One tool: run.
-    #[default]
-    Run,
-    /// The sandbox_… tools.
-    Code,
-    /// Both.
-    All,
+#[derive(Debug, Subcommand)]
+pub(crate) enum McpCommand {
+    /// Write this program into the configuration of an agent. Without CLIENT: list those that are known.
+    #[command(after_help = ex::INSTALL)]
+    Install(Install),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Install {
+    /// The agent.
+    pub(crate) client: Option<Client>,
+    /// Into the configuration of the project in the current directory, not the user's.
+    #[arg(long, requires = "client")]
+    pub(crate) project: bool,
+    /// The server's name in the configuration.
+    #[arg(long, value_name = "NAME", default_value = "carrel", value_parser = server_name)]
+    pub(crate) name: String,
+    /// Connect to a server that runs at URL instead of starting one.
+    #[arg(long, value_name = "URL", requires = "client", conflicts_with = "server")]
+    pub(crate) http: Option<String>,
+    /// Print what would be written and change nothing.
+    #[arg(long, requires = "client", conflicts_with = "uninstall")]
+    pub(crate) print: bool,
+    /// Take the server out of the configuration.
+    #[arg(long, requires = "client", conflicts_with_all = ["http", "server"])]
+    pub(crate) uninstall: bool,
+    /// Flags for `carrel mcp`, as the client shall start it.
+    #[arg(last = true, value_name = "SERVER FLAGS", requires = "client")]
+    pub(crate) server: Vec<String>,
+}
+
+/// An agent whose configuration can be written. What is known of each is in `commands/mcp/install/clients.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Client {
+    ClaudeCode,
+    ClaudeDesktop,
+    Cursor,
+    #[value(name = "vscode")]
+    VsCode,
+    Codex,
+    Windsurf,
+    Zed,
+    GeminiCli,
+    #[value(name = "opencode")]
+    OpenCode,
+    CopilotCli,
+    Kiro,
+    QwenCode,
+    Amp,
+}
+
+/// What every client takes as a name: it becomes part of the names of tools.
+fn server_name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+    if text.is_empty() || text.len() > 64 || !text.chars().all(plain) {
+        return Err("use letters, digits, `_` and `-`, 64 at most".to_owned());
+    }
+    Ok(text.to_owned())
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use carrel_api::mcp::ToolSet;
 use carrel_engine::Source;
 use carrel_proto::{
     guest::Language,
@@ -30,6 +31,8 @@ pub(crate) enum Author {
 pub(crate) struct Said {
     pub(crate) values: Vec<(Key, Value, usize)>,
     pub(crate) environments: Vec<(String, Source, usize)>,
+    /// What `carrel mcp` offers for an environment.
+    pub(crate) tools: Vec<(String, ToolSet)>,
 }
 
 /// Reads a file. `None`: there is none.
@@ -197,6 +200,12 @@ impl File<'_> {
                     _ => Err(self.wrong(field, text, "a string")),
                 };
                 let found = match field.get_ref().as_ref() {
+                    "tools" => {
+                        let set = ToolSet::parse(text(&dotted)?)
+                            .map_err(|why| self.problem(at, format!("`{dotted}`: {why}")))?;
+                        said.tools.push((name.get_ref().to_string(), set));
+                        continue;
+                    }
                     "preset" => {
                         let text = text(&dotted)?;
                         let language = Language::parse(text).ok_or_else(|| {
@@ -208,8 +217,8 @@ impl File<'_> {
                     }
                     "sandbox" => Source::Artifact(self.below(Path::new(text(&dotted)?))),
                     _ => {
-                        let near = nearest(field.get_ref(), ["preset", "sandbox"]);
-                        let hint = near.map_or("known: preset, sandbox".to_owned(), |near| {
+                        let near = nearest(field.get_ref(), ["preset", "sandbox", "tools"]);
+                        let hint = near.map_or("known: preset, sandbox, tools".to_owned(), |near| {
                             format!("did you mean `{near}`?")
                         });
                         return Err(self
@@ -260,7 +269,7 @@ mod tests {
     #[test]
     fn a_whole_file_is_understood() {
         let text = "[session]\nidle_timeout_seconds = 60\n[limits]\ncpus = 1.5\nmemory = \"1GB\"\n\
-                    [environments.science]\nsandbox = \"art/science\"\n[environments.js]\npreset = \"node\"\n";
+                    [environments.science]\nsandbox = \"art/science\"\n[environments.js]\npreset = \"node\"\ntools = \"code\"\n";
         let said = said(text).unwrap();
         let values: Vec<String> =
             said.values.iter().map(|(key, value, line)| format!("{line} {} {value}", key.name())).collect();
@@ -274,6 +283,7 @@ mod tests {
             6
         )));
         assert!(said.environments.contains(&("js".into(), Source::Preset(Language::Node), 8)));
+        assert_eq!(said.tools, [("js".to_owned(), ToolSet::Code)]);
     }
 
     #[test]
@@ -291,6 +301,7 @@ mod tests {
             ("[limits]\ncpus = -1", "`-1` is not a number of CPUs", ""),
             ("limits = 3", "carrel.toml:1: `limits` must be a table", ""),
             ("[environments.a]\npreset = \"ruby\"", "no preset `ruby`", "presets: python, bash, node"),
+            ("[environments.a]\ntools = \"cod\"", "`environments.a.tools`: there is no tool set `cod`", ""),
             (
                 "[environments.a]\nprest = \"node\"",
                 "carrel.toml:2: there is no setting `environments.a.prest`",

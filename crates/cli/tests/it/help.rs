@@ -23,6 +23,8 @@ const COMMANDS: &[&[&str]] = &[
     &["files", "mkdir"],
     &["files", "mv"],
     &["files", "search"],
+    &["mcp"],
+    &["mcp", "install"],
     &["doctor"],
     &["config"],
     &["config", "show"],

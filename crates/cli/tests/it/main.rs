@@ -10,6 +10,7 @@ mod calls;
 mod configuration;
 mod copies;
 mod help;
+mod install;
 mod mcp;
 mod support;
 mod survival;

@@ -51,7 +51,7 @@ fn listed(place: &Place) -> BTreeSet<String> {
 }
 
 /// The moment of death is what is varied here: waits that long unless the process ends first.
-fn kill_after(mut child: Child, delay: Duration) {
+pub(crate) fn kill_after(mut child: Child, delay: Duration) {
     let (sender, receiver) = mpsc::channel::<()>();
     let _ = receiver.recv_timeout(delay);
     drop(sender);
