@@ -1,15 +1,16 @@
 //! The default backend: namespaces of the host's own kernel.
 
 use std::{
+    borrow::Cow,
     fs, io,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use carrel_jail::{
-    cgroup::Hierarchy,
+    cgroup::{Hierarchy, scope::Scope},
     mounts::Step,
     stage::{self, BoxSpec, Failure, Isolation, Report},
     tree,
@@ -32,6 +33,8 @@ use crate::{Backend, BoxRequest, IsolationLevel, Placed, environment, guest_prog
 
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
+/// Of what a program that could not start the stage says.
+const MAX_SAID: u64 = 400;
 
 #[derive(Debug)]
 pub struct Jail {
@@ -78,7 +81,14 @@ impl Jail {
         Ok((kind, enforcement))
     }
 
-    fn spec(&self, request: &BoxRequest, ids: &Ids, agent: PathBuf, watch_disk: bool) -> io::Result<BoxSpec> {
+    fn spec(
+        request: &BoxRequest,
+        hierarchy: &Hierarchy,
+        scope: Option<&Scope>,
+        agent: PathBuf,
+        watch_disk: bool,
+    ) -> io::Result<BoxSpec> {
+        let ids = Self::ids(request.number);
         let directory = &request.directory;
         let jailed = request.isolation == IsolationLevel::Jail;
         let spool = directory.join("spool");
@@ -95,7 +105,7 @@ impl Jail {
             if let Some(project) = &request.project {
                 plan.push(project_step(project));
             }
-            (Isolation::Jail { ids: ids.clone(), plan }, Places::in_box())
+            (Isolation::Jail { ids, plan }, Places::in_box())
         } else {
             let place = |name: &str| directory.join(name).to_string_lossy().into_owned();
             let (workspace, home, run) = (place("workspace"), place("home"), place("run"));
@@ -106,7 +116,7 @@ impl Jail {
             variables.insert("CARREL_WORKSPACE".into(), workspace.clone());
             (Isolation::Weak, Places { workspace, home, run, spool: spool.to_string_lossy().into_owned() })
         };
-        let enforced = self.hierarchy.enforced(Enforcement::SizedFilesystem);
+        let enforced = hierarchy.enforced(Enforcement::SizedFilesystem);
         let no_pids = matches!(enforced.pids, Enforcement::Rlimit(_));
         let config = AgentConfig {
             protocol: PROTOCOL,
@@ -130,7 +140,10 @@ impl Jail {
             agent,
             hostname: "carrel".into(),
             isolation,
-            cgroup: self.hierarchy.create(request.id.as_str(), &request.limits)?,
+            cgroup: match scope {
+                Some(scope) => scope.spec(),
+                None => hierarchy.create(request.id.as_str(), &request.limits)?,
+            },
             config,
         })
     }
@@ -157,13 +170,34 @@ impl Jail {
         }
         let _ = fs::remove_file(request.directory.join("agent.sock"));
         // Started first: it loads while the workspace is made, and waits for its description.
-        let stage = start_stage(&agent).map_err(failed("starting the agent's program"))?;
+        let name = request.id.as_str();
+        let (command, scope) = self.hierarchy.command(name, &request.limits, &agent);
+        let stage = start_stage(command).map_err(failed("starting the agent's program"))?;
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
-        let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
-        let pid = run_stage(stage, &spec)?;
+        let mut hierarchy = Cow::Borrowed(&self.hierarchy);
+        let spec = Self::spec(request, &hierarchy, scope.as_ref(), agent.clone(), watch)
+            .map_err(failed("making the cgroup"))?;
+        let mut pid = run_stage(stage, &spec);
+        if let (Err(problem), Some(_)) = (&pid, &scope)
+            && problem.code == Code::Internal
+        {
+            // systemd was asked and did not start the stage: then as on a host without it, and the box says so.
+            let why = format!("systemd did not make a scope ({})", problem.message);
+            hierarchy = Cow::Owned(Hierarchy::None { why });
+            let (command, _) = hierarchy.command(name, &request.limits, &agent);
+            let stage = start_stage(command).map_err(failed("starting the agent's program"))?;
+            let spec =
+                Self::spec(request, &hierarchy, None, agent, watch).map_err(failed("describing the box"))?;
+            pid = run_stage(stage, &spec);
+        } else if let (Ok(pid), Some(scope)) = (&pid, &scope)
+            && !scope.holds(*pid)
+        {
+            return Err(Problem::internal("systemd put the box into another cgroup than it was asked to"));
+        }
+        let pid = pid?;
         let start_time = start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
-        let mut enforced = self.hierarchy.enforced(disk);
+        let mut enforced = hierarchy.enforced(disk);
         if !jailed {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
         }
@@ -246,14 +280,9 @@ impl Backend for Jail {
 }
 
 /// A stage that waits for its description; it ends by itself when none comes.
-fn start_stage(agent: &Path) -> io::Result<Child> {
-    Command::new(agent)
-        .arg("stage")
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
+fn start_stage(mut command: Command) -> io::Result<Child> {
+    // What comes on the error stream is from whoever could not even start it.
+    command.arg("stage").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
 }
 
 /// Gives a stage its work and reads its answer.
@@ -274,7 +303,11 @@ fn run_stage(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
         }
     }
     stage.wait().map_err(broken)?;
-    pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
+    pid.ok_or_else(|| {
+        let mut said = String::new();
+        let _ = stage.stderr.take().map(|stderr| stderr.take(MAX_SAID).read_to_string(&mut said));
+        Problem::internal(format!("the stage ended without a word. {}", said.trim()))
+    })
 }
 
 /// Turns a failed step into what an operator can do about it.
