@@ -254,6 +254,7 @@ impl Backend for Jail {
             if left.is_empty() || Instant::now() > deadline {
                 break;
             }
+            self.hierarchy.kill(id.as_str());
             for pid in left {
                 if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
                     let _ = kill_process(userns::pid(pid), Signal::KILL);
