@@ -1,6 +1,7 @@
 //! The default backend: namespaces of the host's own kernel.
 
 use std::{
+    borrow::Cow,
     fs, io,
     path::{Path, PathBuf},
     sync::{
@@ -11,7 +12,7 @@ use std::{
 };
 
 use carrel_jail::{
-    cgroup::Hierarchy,
+    cgroup::{Hierarchy, scope::Scope},
     mounts::Step,
     stage::{self, BoxSpec, Isolation},
     tree,
@@ -37,6 +38,8 @@ use crate::{
 
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
+/// Of what a program that could not start the stage says.
+const MAX_SAID: u64 = 400;
 
 #[derive(Debug)]
 pub struct Jail {
@@ -114,7 +117,15 @@ impl Jail {
         Ok((kind, enforcement))
     }
 
-    fn spec(&self, request: &BoxRequest, ids: &Ids, agent: PathBuf, watch_disk: bool) -> io::Result<BoxSpec> {
+    fn spec(
+        &self,
+        request: &BoxRequest,
+        hierarchy: &Hierarchy,
+        scope: Option<&Scope>,
+        agent: PathBuf,
+        watch_disk: bool,
+    ) -> io::Result<BoxSpec> {
+        let ids = Self::ids(request.number);
         let directory = &request.directory;
         let jailed = request.isolation == IsolationLevel::Jail;
         let spool = directory.join("spool");
@@ -131,7 +142,7 @@ impl Jail {
             if let Some(project) = &request.project {
                 plan.push(project_step(project));
             }
-            (Isolation::Jail { ids: ids.clone(), plan }, Places::in_box())
+            (Isolation::Jail { ids, plan }, Places::in_box())
         } else {
             let place = |name: &str| directory.join(name).to_string_lossy().into_owned();
             let (workspace, home, run) = (place("workspace"), place("home"), place("run"));
@@ -142,7 +153,7 @@ impl Jail {
             variables.insert("CARREL_WORKSPACE".into(), workspace.clone());
             (Isolation::Weak, Places { workspace, home, run, spool: spool.to_string_lossy().into_owned() })
         };
-        let enforced = self.hierarchy.enforced(Enforcement::SizedFilesystem);
+        let enforced = hierarchy.enforced(Enforcement::SizedFilesystem);
         let no_pids = matches!(enforced.pids, Enforcement::Rlimit(_));
         let config = AgentConfig {
             protocol: PROTOCOL,
@@ -168,7 +179,10 @@ impl Jail {
             mount_point: self.mount_point(),
             hostname: "carrel".into(),
             isolation,
-            cgroup: self.hierarchy.create(request.id.as_str(), &request.limits)?,
+            cgroup: match scope {
+                Some(scope) => scope.spec(),
+                None => hierarchy.create(request.id.as_str(), &request.limits)?,
+            },
             config,
         })
     }
@@ -184,7 +198,12 @@ impl Jail {
         let owner = if jailed { ids.user_outside() } else { own };
         let agent = self.program().map_err(failed("writing the agent's program"))?;
         // Loads while the rest is made, and waits for its description.
-        let stage = self.stages.take(&agent).map_err(failed("starting the agent's program"))?;
+        let scope = self.hierarchy.scope(request.id.as_str());
+        let stage = match &scope {
+            Some(scope) => stages::start(scope.command(&request.limits, &agent)),
+            None => self.stages.take(&agent),
+        };
+        let stage = stage.map_err(failed("starting the agent's program"))?;
         for made in [self.mount_point(), request.directory.join("spool")] {
             fs::create_dir_all(made).map_err(failed("making the sandbox's directory"))?;
         }
@@ -196,10 +215,29 @@ impl Jail {
         let _ = fs::remove_file(request.directory.join("agent.sock"));
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
-        let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
-        let pid = stages::run(stage, &spec)?;
+        let mut hierarchy = Cow::Borrowed(&self.hierarchy);
+        let spec = self
+            .spec(request, &hierarchy, scope.as_ref(), agent.clone(), watch)
+            .map_err(failed("making the cgroup"))?;
+        let mut pid = stages::run(stage, &spec);
+        if let (Err(problem), Some(_)) = (&pid, &scope)
+            && problem.code == Code::Internal
+        {
+            // systemd was asked and did not start the stage: then as on a host without it, and the box says so.
+            let why = format!("systemd did not make a scope ({})", problem.message);
+            hierarchy = Cow::Owned(Hierarchy::None { why });
+            let stage = self.stages.take(&agent).map_err(failed("starting the agent's program"))?;
+            let spec =
+                self.spec(request, &hierarchy, None, agent, watch).map_err(failed("describing the box"))?;
+            pid = stages::run(stage, &spec);
+        } else if let (Ok(pid), Some(scope)) = (&pid, &scope)
+            && !scope.holds(*pid)
+        {
+            return Err(Problem::internal("systemd put the box into another cgroup than it was asked to"));
+        }
+        let pid = pid?;
         let start_time = tree::start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
-        let mut enforced = self.hierarchy.enforced(disk);
+        let mut enforced = hierarchy.enforced(disk);
         if !jailed {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
         }
@@ -224,6 +262,10 @@ impl Backend for Jail {
     }
 
     fn expect(&self) {
+        // A stage in a scope of its own is started with the sandbox's name and limits, which nobody knows yet.
+        if matches!(self.hierarchy, Hierarchy::Systemd(_)) {
+            return;
+        }
         // What goes wrong here goes wrong again where it can be told.
         if let Ok(agent) = self.program() {
             self.stages.expect(&agent);
@@ -275,6 +317,7 @@ impl Backend for Jail {
             if left.is_empty() || Instant::now() > deadline {
                 break;
             }
+            self.hierarchy.kill(id.as_str());
             for pid in left {
                 if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
                     let _ = kill_process(userns::pid(pid), Signal::KILL);

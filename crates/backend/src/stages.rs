@@ -3,14 +3,21 @@
 
 use std::{
     fs, io,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use carrel_jail::stage::{BoxSpec, Failure, Report};
 use carrel_proto::problem::{Code, Problem};
+
+/// Of what a program that could not start the stage says.
+const MAX_SAID: u64 = 400;
+/// How often, and how long apart, a program that is being written is tried again.
+const BUSY_TRIES: u32 = 50;
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
 #[derive(Debug, Default)]
@@ -23,7 +30,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Stages {
     pub(crate) fn expect(&self, agent: &Path) {
         // What goes wrong here goes wrong again where it can be told.
-        lock(&self.0).extend(start(agent));
+        lock(&self.0).extend(start(bare(agent)));
     }
 
     pub(crate) fn take(&self, agent: &Path) -> io::Result<Child> {
@@ -33,7 +40,7 @@ impl Stages {
                 return Ok(stage);
             }
         }
-        start(agent)
+        start(bare(agent))
     }
 }
 
@@ -47,15 +54,27 @@ impl Drop for Stages {
     }
 }
 
+fn bare(agent: &Path) -> Command {
+    let mut command = Command::new(agent);
+    command.env_clear();
+    command
+}
+
 /// A stage that waits for its description; it ends by itself when none comes.
-fn start(agent: &Path) -> io::Result<Child> {
-    Command::new(agent)
-        .arg("stage")
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
+pub(crate) fn start(mut command: Command) -> io::Result<Child> {
+    // What comes on the error stream is from whoever could not even start it.
+    command.arg("stage").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tries = 0;
+    loop {
+        match command.spawn() {
+            // A child that another thread has just forked may still hold the program open for writing.
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
+                tries += 1;
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            started => return started,
+        }
+    }
 }
 
 /// Gives a stage its work and reads its answer.
@@ -76,7 +95,11 @@ pub(crate) fn run(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
         }
     }
     stage.wait().map_err(broken)?;
-    pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
+    pid.ok_or_else(|| {
+        let mut said = String::new();
+        let _ = stage.stderr.take().map(|stderr| stderr.take(MAX_SAID).read_to_string(&mut said));
+        Problem::internal(format!("the stage ended without a word. {}", said.trim()))
+    })
 }
 
 /// Turns a failed step into what an operator can do about it.

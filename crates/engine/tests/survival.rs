@@ -67,8 +67,10 @@ fn leftovers(state: &Path, record: &Record) -> Vec<String> {
     left.extend(
         mounts.lines().filter(|line| line.contains(record.id.as_str())).map(|line| format!("mount {line}")),
     );
-    for controller in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
-        let group = controller.path().join("carrel").join(record.id.as_str());
+    // v2 has one tree, v1 one per controller.
+    let controllers = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    for tree in controllers.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]) {
+        let group = tree.join("carrel").join(record.id.as_str());
         if group.exists() {
             left.push(format!("cgroup {}", group.display()));
         }

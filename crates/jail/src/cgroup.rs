@@ -2,15 +2,21 @@
 //!
 //! Every sandbox has a cgroup named after its id below a parent `carrel`, so what a crash leaves behind is found
 //! by name. The agent and user code share it; the agent is the last to be chosen when memory runs out.
+//! An ordinary user of a systemd host gets it from systemd: see [`scope`].
+
+mod delegated;
+pub mod scope;
 
 use std::{
     fs, io,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use carrel_proto::limits::{Enforced, Enforcement, Limits};
 
 use crate::stage::CgroupSpec;
+use delegated::{enable, is_slice, make, step_aside, writable};
+use scope::{Scope, Scopes};
 
 const PARENT: &str = "carrel";
 /// One period of CPU accounting, the kernel's own default.
@@ -28,12 +34,13 @@ pub enum Hierarchy {
     V1 {
         bases: Vec<(String, PathBuf)>,
     },
+    /// v2 cgroups that systemd makes for us, box by box.
+    Systemd(Scopes),
     None {
         why: String,
     },
 }
 
-const WANTED: [&str; 3] = ["memory", "pids", "cpu"];
 const WANTED_V1: [&str; 5] = ["memory", "pids", "cpu", "cpuacct", "freezer"];
 
 /// A mounted cgroup file system, from `/proc/self/mountinfo`.
@@ -81,10 +88,6 @@ fn below(mount: &Mount, path: &str) -> PathBuf {
     mount.at.join(path.trim_start_matches('/'))
 }
 
-fn writable(directory: &Path) -> bool {
-    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
-}
-
 impl Hierarchy {
     /// Looks at the host as it is now.
     pub fn probe() -> Self {
@@ -114,13 +117,16 @@ impl Hierarchy {
         let own = below(mount, &own);
         let candidates = [mount.at.clone(), own.clone(), own.parent().unwrap_or(&own).to_path_buf()];
         let mut why = String::from("no cgroup v2 subtree is writable for this user");
-        for base in candidates.iter().filter(|base| base.starts_with(&mount.at) && writable(base)) {
-            match enable(base) {
+        let usable = |base: &&PathBuf| base.starts_with(&mount.at) && writable(base) && !is_slice(base);
+        for base in candidates.iter().filter(usable) {
+            match enable(base).or_else(|error| if *base == own { step_aside(base) } else { Err(error) }) {
                 Ok(controllers) => return Ok(Self::V2 { base: base.join(PARENT), controllers }),
                 Err(error) => why = format!("cgroup v2 below {}: {error}", base.display()),
             }
         }
-        Err(why)
+        Scopes::find(&mount.at, rustix::process::geteuid().as_raw())
+            .map(Self::Systemd)
+            .map_err(|no_scope| format!("{why}; {no_scope}"))
     }
 
     fn find_v1(mounts: &[Mount], membership: &str) -> Result<Self, String> {
@@ -152,7 +158,16 @@ impl Hierarchy {
                 all.dedup();
                 all
             }
+            Self::Systemd(scopes) => scopes.directories(name),
             Self::None { .. } => Vec::new(),
+        }
+    }
+
+    /// The scope that a box will be in, where systemd has to be asked for one.
+    pub fn scope(&self, name: &str) -> Option<Scope> {
+        match self {
+            Self::Systemd(scopes) => Some(scopes.scope(name)),
+            _ => None,
         }
     }
 
@@ -168,7 +183,9 @@ impl Hierarchy {
     /// How the limits of a sandbox are held on this host. The disk is not a matter of cgroups.
     pub fn enforced(&self, disk: Enforcement) -> Enforced {
         let by = |controller: &str| match self {
-            Self::V2 { controllers, .. } if controllers.iter().any(|name| name == controller) => {
+            Self::V2 { controllers, .. } | Self::Systemd(Scopes { controllers, .. })
+                if controllers.iter().any(|name| name == controller) =>
+            {
                 Enforcement::CgroupV2
             }
             Self::V1 { bases } if bases.iter().any(|(name, _)| name == controller) => Enforcement::CgroupV1,
@@ -185,20 +202,28 @@ impl Hierarchy {
             cpu: by("cpu"),
             disk,
             freezer: match self {
-                Self::V2 { .. } => Enforcement::CgroupV2,
+                Self::V2 { .. } | Self::Systemd(_) => Enforcement::CgroupV2,
                 _ => by("freezer"),
             },
         }
     }
 
-    /// Makes the cgroup of a sandbox with its limits.
+    /// Makes the cgroup of a sandbox with its limits; a scope is made by systemd instead.
     pub fn create(&self, name: &str, limits: &Limits) -> io::Result<CgroupSpec> {
+        match self {
+            Self::None { .. } | Self::Systemd(_) => return Ok(CgroupSpec::default()),
+            Self::V2 { .. } | Self::V1 { .. } => {}
+        }
         for directory in self.directories(name) {
-            fs::create_dir_all(&directory)?;
+            make(&directory)?;
         }
         match self {
-            Self::None { .. } => Ok(CgroupSpec::default()),
+            Self::None { .. } | Self::Systemd(_) => Ok(CgroupSpec::default()),
             Self::V2 { base, controllers } => {
+                if let Some(above) = base.parent() {
+                    // Whoever else manages this tree may have turned off what no cgroup of theirs needs.
+                    enable(above)?;
+                }
                 enable(base)?;
                 let directory = base.join(name);
                 let has = |name: &str| controllers.iter().any(|other| other == name);
@@ -273,6 +298,15 @@ impl Hierarchy {
         pids
     }
 
+    /// Ends every process of a sandbox at once, where the kernel can: one that forks as fast as it is killed is caught too.
+    pub fn kill(&self, name: &str) {
+        if !matches!(self, Self::V1 { .. }) {
+            for directory in self.directories(name) {
+                let _ = fs::write(directory.join("cgroup.kill"), "1");
+            }
+        }
+    }
+
     /// Removes a sandbox's cgroup. Its processes must be gone; says so when they are not.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         for directory in self.directories(name) {
@@ -281,7 +315,7 @@ impl Hierarchy {
                 _ => {}
             }
             // The parent goes with the last sandbox; others keep it.
-            if let Some(parent) = directory.parent() {
+            if let Some(parent) = directory.parent().filter(|parent| parent.ends_with(PARENT)) {
                 let _ = fs::remove_dir(parent);
             }
         }
@@ -289,26 +323,10 @@ impl Hierarchy {
     }
 }
 
-/// Turns the wanted controllers on for children of `base`; says which are on.
-fn enable(base: &Path) -> io::Result<Vec<String>> {
-    let control = base.join("cgroup.subtree_control");
-    let offered = fs::read_to_string(base.join("cgroup.controllers"))?;
-    let mut last = Ok(());
-    for name in WANTED.iter().filter(|name| offered.split_whitespace().any(|other| other == **name)) {
-        if let Err(error) = fs::write(&control, format!("+{name}")) {
-            last = Err(error);
-        }
-    }
-    let on: Vec<String> = fs::read_to_string(&control)?.split_whitespace().map(str::to_owned).collect();
-    if on.iter().any(|name| name == "memory") {
-        Ok(on)
-    } else {
-        last.and(Err(io::Error::other("no memory controller")))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     const HYBRID: &str = "25 30 0:22 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\

@@ -224,8 +224,13 @@ const FIRST: i32 = 3;
 
 impl Handover {
     fn open(spec: &CgroupSpec) -> Result<Self, Failure> {
-        let open = |path: &Option<PathBuf>, write: bool| {
-            path.as_ref().map(|path| OpenOptions::new().read(true).write(write).open(path)).transpose()
+        // Older kernels do not have every meter.
+        let open = |path: &Option<PathBuf>, write: bool| match path {
+            None => Ok(None),
+            Some(path) => match OpenOptions::new().read(true).write(write).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                opened => opened.map(Some),
+            },
         };
         let meters = "opening the cgroup's meters";
         Ok(Self {
@@ -296,7 +301,11 @@ fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
         userns::become_ids(ids.agent, ids.agent, true).or_fail("changing to the box's ids")?;
     }
     // A cgroup namespace of its own, made only now so that its root is the cgroup the box was born in.
-    sys::unshare_cgroup().or_fail("making the cgroup namespace")?;
+    // It is also the first step that needs the rights of a user namespace: AppArmor lets one be made and then denies them.
+    sys::unshare_cgroup().map_err(|error| Failure {
+        namespaces: true,
+        ..Failure::new("making the cgroup namespace", &error.into())
+    })?;
     sethostname(spec.hostname.as_bytes()).or_fail("naming the box")?;
     net::loopback_up().or_fail("bringing up the loopback interface")?;
     let user = (userns::USER, userns::USER);

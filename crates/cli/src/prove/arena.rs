@@ -193,6 +193,11 @@ impl<'a> Arena<'a> {
         sleeper.session = other;
         sleeper.cancel_on_disconnect = false;
         self.marker_exec = Some(self.engine.start(&self.a, sleeper).await?);
+        // A sandbox of one call ends when nothing happens in it, which on a slow machine would be before its turn comes.
+        let busy = ["sleep", "3600"].map(str::to_owned).to_vec();
+        let mut busy = command(busy, MARKER_TIME);
+        busy.cancel_on_disconnect = false;
+        self.engine.start(&self.b, busy).await?;
         self.facts = self.facts_of(&self.a);
         Ok(())
     }

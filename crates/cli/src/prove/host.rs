@@ -289,7 +289,8 @@ impl Trace {
         let id = record.id.as_str().to_owned();
         let controllers = [None, Some("memory"), Some("pids"), Some("cpu"), Some("freezer")];
         let cgroups = controllers.into_iter().filter_map(|name| cgroup(pid?, name));
-        let named = cgroups.filter(|path| path.ends_with(&id)).collect();
+        // A cgroup that systemd made has more in its name.
+        let named = cgroups.filter(|path| path.to_string_lossy().contains(&id)).collect();
         Self { directory: directory(engine, record), pid, cgroups: named, id }
     }
 

@@ -33,9 +33,11 @@ fn outside_traces(ids: &BTreeSet<String>) -> Vec<String> {
             found.push(format!("process {} of {id}", entry.file_name().to_string_lossy()));
         }
     }
-    for controller in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+    // v2 has one tree, v1 one per controller.
+    let controllers = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    for tree in controllers.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]) {
         for id in ids {
-            let group = controller.path().join("carrel").join(id);
+            let group = tree.join("carrel").join(id);
             if group.exists() {
                 found.push(group.display().to_string());
             }
