@@ -22,6 +22,7 @@ const stopPolling = clearInterval;
 const MAX_TEXT = 1 << 20; // characters of one shown value; more helps no reader
 const MAX_REPLY = 31 << 20; // the contract allows 32 MiB in a line
 const SIGINT_POLL_MS = 20; // how late an `await` may notice SIGINT
+const END_OF_FILE = -4095; // as libuv reports it
 const EXIT_CONTROL_LOST = 70; // EX_SOFTWARE: the agent's pipe is gone without an end of file
 const IMPORT = 'ımport'; // stands for `import` in `import(…)`: as long, so that columns stay true
 
@@ -692,7 +693,6 @@ for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
 // ---- requests -------------------------------------------------------------------------------------------
 
 followWorkingDirectory();
-const net = require('net');
 let partial = [];
 const { concat } = Buffer;
 function enqueue(request) {
@@ -713,10 +713,35 @@ function receiveBytes(count, buffer) {
   runNext();
   return true;
 }
-const requests = new net.Socket({
-  fd: control.input, readable: true, writable: false,
-  onread: { buffer: Buffer.allocUnsafeSlow(1 << 16), callback: receiveBytes },
-});
-requests.on('end', () => apply(reallyExit, process, [0]));
-requests.on('error', () => apply(reallyExit, process, [EXIT_CONTROL_LOST]));
-requests.resume();
+const inbox = Buffer.allocUnsafeSlow(1 << 16);
+const listening = listen(); // held, so that it is not collected
+
+// The pipe's own handle: to load node's `net` module takes as long as a tenth of node's whole start.
+function listen() {
+  let Pipe, constants, streamBaseState, kReadBytesOrError;
+  try {
+    ({ Pipe, constants } = process.binding('pipe_wrap'));
+    ({ streamBaseState, kReadBytesOrError } = process.binding('stream_wrap'));
+  } catch { /* not in this node */ }
+  if (typeof Pipe !== 'function' || !streamBaseState || typeof Pipe.prototype.useUserBuffer !== 'function') return listenByModule();
+  const handle = new Pipe(constants.SOCKET);
+  if (handle.open(control.input)) return listenByModule();
+  handle.useUserBuffer(inbox);
+  handle.onread = () => {
+    const count = streamBaseState[kReadBytesOrError];
+    if (count > 0) receiveBytes(count, inbox);
+    else if (count < 0) apply(reallyExit, process, [count === END_OF_FILE ? 0 : EXIT_CONTROL_LOST]);
+  };
+  handle.readStart();
+  return handle;
+}
+
+function listenByModule() {
+  const requests = new (require('net').Socket)({
+    fd: control.input, readable: true, writable: false, onread: { buffer: inbox, callback: receiveBytes },
+  });
+  requests.on('end', () => apply(reallyExit, process, [0]));
+  requests.on('error', () => apply(reallyExit, process, [EXIT_CONTROL_LOST]));
+  requests.resume();
+  return requests;
+}
