@@ -27,6 +27,7 @@ const SETTLE_TRIES = 1000; // looks, a millisecond apart, at a thread that is to
 const HEARD_MS = 1000; // how long a signal of our own may take to terminate us
 const FLUSH_MS = 5; // for what an interrupted call has queued: enough for code that only tidies up
 const FLUSHES = 100; // so often: each ends at least one function
+const END_OF_FILE = -4095; // as libuv reports it
 const EXIT_CONTROL_LOST = 70; // EX_SOFTWARE: the agent's pipe is gone without an end of file
 const IMPORT = 'ımport'; // stands for `import` in `import(…)`: as long, so that columns stay true
 
@@ -813,7 +814,6 @@ for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
 // ---- requests -------------------------------------------------------------------------------------------
 
 followWorkingDirectory();
-const net = require('net');
 let partial = [];
 const { concat } = Buffer;
 function enqueue(request) {
@@ -834,10 +834,35 @@ function receiveBytes(count, buffer) {
   runNext(true);
   return true;
 }
-const requests = new net.Socket({
-  fd: control.input, readable: true, writable: false,
-  onread: { buffer: Buffer.allocUnsafeSlow(1 << 16), callback: receiveBytes },
-});
-requests.on('end', () => apply(reallyExit, process, [0]));
-requests.on('error', () => apply(reallyExit, process, [EXIT_CONTROL_LOST]));
-requests.resume();
+const inbox = Buffer.allocUnsafeSlow(1 << 16);
+const listening = listen(); // held, so that it is not collected
+
+// The pipe's own handle: to load node's `net` module takes as long as a tenth of node's whole start.
+function listen() {
+  let Pipe, constants, streamBaseState, kReadBytesOrError;
+  try {
+    ({ Pipe, constants } = process.binding('pipe_wrap'));
+    ({ streamBaseState, kReadBytesOrError } = process.binding('stream_wrap'));
+  } catch { /* not in this node */ }
+  if (typeof Pipe !== 'function' || !streamBaseState || typeof Pipe.prototype.useUserBuffer !== 'function') return listenByModule();
+  const handle = new Pipe(constants.SOCKET);
+  if (handle.open(control.input)) return listenByModule();
+  handle.useUserBuffer(inbox);
+  handle.onread = () => {
+    const count = streamBaseState[kReadBytesOrError];
+    if (count > 0) receiveBytes(count, inbox);
+    else if (count < 0) apply(reallyExit, process, [count === END_OF_FILE ? 0 : EXIT_CONTROL_LOST]);
+  };
+  handle.readStart();
+  return handle;
+}
+
+function listenByModule() {
+  const requests = new (require('net').Socket)({
+    fd: control.input, readable: true, writable: false, onread: { buffer: inbox, callback: receiveBytes },
+  });
+  requests.on('end', () => apply(reallyExit, process, [0]));
+  requests.on('error', () => apply(reallyExit, process, [EXIT_CONTROL_LOST]));
+  requests.resume();
+  return requests;
+}

@@ -24,7 +24,7 @@ use carrel_proto::{
     id::SandboxId,
     limits::{Enforced, Enforcement},
     message::PROTOCOL,
-    problem::Problem,
+    problem::{Code, Problem},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -38,8 +38,6 @@ use crate::{
 
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
-/// Of what a program that could not start the stage says.
-const MAX_SAID: u64 = 400;
 
 #[derive(Debug)]
 pub struct Jail {

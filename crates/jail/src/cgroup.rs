@@ -7,10 +7,7 @@
 mod delegated;
 pub mod scope;
 
-use std::{
-    fs, io,
-    path::PathBuf,
-};
+use std::{fs, io, path::PathBuf};
 
 use carrel_proto::limits::{Enforced, Enforcement, Limits};
 
