@@ -199,7 +199,15 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let scope = self.scope(&context).await.map_err(error)?;
-        resources::read(&self.server, &scope, &request.uri).await.map(Into::into).map_err(error)
+        let read = resources::read(&self.server, &scope, &request.uri).await;
+        read.map(Into::into).map_err(|problem| {
+            let mut error = error(problem);
+            // The protocol wants to hear which one was meant.
+            if let Some(data) = error.data.as_mut().and_then(|data| data.as_object_mut()) {
+                data.insert("uri".to_owned(), request.uri.into());
+            }
+            error
+        })
     }
 
     async fn subscribe(

@@ -55,7 +55,9 @@ pub async fn serve<H: ServerHandler + Send + 'static>(
     stop: CancellationToken,
     handler: impl Fn() -> H + Send + Sync + 'static,
 ) -> Result<(), Problem> {
-    let app = router(guards, &stop, handler)?;
+    let own =
+        listener.local_addr().map_err(|error| Problem::internal(format!("the own address: {error}")))?;
+    let app = router(guards, own.port(), &stop, handler)?;
     let listener = listener.tap_io(|stream| {
         // Small answers wait 40 ms for the peer's acknowledgement otherwise. A stream that refuses still works.
         let _ = stream.set_nodelay(true);
@@ -68,6 +70,7 @@ pub async fn serve<H: ServerHandler + Send + 'static>(
 
 fn router<H: ServerHandler + Send + 'static>(
     guards: Guards,
+    port: u16,
     stop: &CancellationToken,
     handler: impl Fn() -> H + Send + Sync + 'static,
 ) -> Result<Router, Problem> {
@@ -75,9 +78,11 @@ fn router<H: ServerHandler + Send + 'static>(
     sessions.session_config.keep_alive = Some(SESSION_IDLE);
     sessions.session_config.completed_cache_ttl = RESUMABLE;
     let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    // Pages of this very port are ours. A page that only resolves to us still says its own name.
+    let same = ["localhost", "127.0.0.1", "[::1]"].map(|host| format!("http://{host}:{port}"));
     let config = StreamableHttpServerConfig::default()
         .with_allowed_hosts(own.into_iter().chain(guards.hosts.clone()))
-        .with_allowed_origins(guards.origins.clone())
+        .with_allowed_origins(same.into_iter().chain(guards.origins.iter().map(|origin| with_port(origin))))
         .enforce_origin_validation()
         .with_max_request_body_bytes(MAX_MESSAGE)
         .with_cancellation_token(stop.clone());
@@ -90,6 +95,21 @@ fn router<H: ServerHandler + Send + 'static>(
         app = app.layer(cors(&guards.origins)?);
     }
     Ok(app)
+}
+
+/// An origin that names no port means its scheme's; the SDK would take it for every port.
+fn with_port(origin: &str) -> String {
+    let origin = origin.trim_end_matches('/');
+    match origin.split_once("://") {
+        Some(("https", host)) if !has_port(host) => format!("{origin}:443"),
+        Some(("http", host)) if !has_port(host) => format!("{origin}:80"),
+        _ => origin.to_owned(),
+    }
+}
+
+/// Colons inside the brackets of an IPv6 address are none.
+fn has_port(host: &str) -> bool {
+    host.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
 }
 
 /// Lets in who has the token.
