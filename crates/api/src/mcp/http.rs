@@ -10,7 +10,7 @@ use axum::{
     Router,
     extract::{Request, State},
     http::{HeaderValue, Method, StatusCode, header},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     serve::ListenerExt,
 };
@@ -87,7 +87,7 @@ fn router<H: ServerHandler + Send + 'static>(
         .with_max_request_body_bytes(MAX_MESSAGE)
         .with_cancellation_token(stop.clone());
     let service = StreamableHttpService::new(move || Ok(handler()), Arc::new(sessions), config);
-    let mut app = Router::new().route_service(PATH, service);
+    let mut app = Router::new().route_service(PATH, service).layer(from_fn(goodbye));
     if let Some(token) = guards.token {
         app = app.layer(from_fn_with_state(Arc::new(token), admit));
     }
@@ -110,6 +110,16 @@ fn with_port(origin: &str) -> String {
 /// Colons inside the brackets of an IPv6 address are none.
 fn has_port(host: &str) -> bool {
     host.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
+}
+
+/// A session that was ended is ended: clients take the SDK's "accepted" for a failure.
+async fn goodbye(request: Request, next: Next) -> Response {
+    let leaving = request.method() == Method::DELETE;
+    let mut response = next.run(request).await;
+    if leaving && response.status() == StatusCode::ACCEPTED {
+        *response.status_mut() = StatusCode::OK;
+    }
+    response
 }
 
 /// Lets in who has the token.
