@@ -7,7 +7,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -21,8 +24,8 @@ use rmcp::{
 use tokio::{sync::OnceCell, task::AbortHandle};
 
 use super::{
-    Server, TOO_LARGE_METHOD, code, complete, follow::Client, report::failure, resources, run, scope::Scope,
-    tasks, watch::Watch,
+    Server, TOO_LARGE_METHOD, code, complete, files::mark, follow::Client, report::failure, resources, run,
+    scope::Scope, tasks, watch::Watch,
 };
 
 /// A call that a polling client would rather not wait for.
@@ -36,11 +39,13 @@ pub struct Connection {
     server: Arc<Server>,
     scope: OnceCell<Arc<Scope>>,
     watched: Mutex<HashMap<String, AbortHandle>>,
+    /// When the newest subscription was accepted, as [`mark`] has it.
+    subscribed: AtomicI64,
 }
 
 impl Connection {
     pub(super) fn new(server: Arc<Server>) -> Self {
-        Self { server, scope: OnceCell::new(), watched: Mutex::default() }
+        Self { server, scope: OnceCell::new(), watched: Mutex::default(), subscribed: AtomicI64::new(0) }
     }
 
     /// Whose names this client means; decided by its first request that needs to know.
@@ -216,7 +221,7 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let scope = self.scope(&context).await.map_err(error)?;
-        let mut watch = Watch::begin(&self.server, &scope, &request.uri).await.map_err(error)?;
+        let mut watch = Watch::begin(&self.server, &scope, &request.uri, None).await.map_err(error)?;
         let mut watched = self.watched();
         watched.retain(|_, watching| !watching.is_finished());
         if watched.len() >= MOST_WATCHED {
@@ -250,6 +255,7 @@ impl ServerHandler for Connection {
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        self.subscribed.store(mark(), Ordering::Relaxed);
         let mut accepted = SubscriptionFilter::new();
         accepted.resource_subscriptions = requested.resource_subscriptions.clone();
         Some(accepted)
@@ -257,10 +263,12 @@ impl ServerHandler for Connection {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let scope = self.scope(context.request_context()).await.map_err(error)?;
+        // The SDK has told the client already that it is subscribed: what changed since then is news.
+        let since = self.subscribed.load(Ordering::Relaxed);
         let uris = context.accepted().resource_subscriptions.clone().unwrap_or_default();
         let mut watching = tokio::task::JoinSet::new();
         for uri in uris.into_iter().take(MOST_WATCHED) {
-            let mut watch = Watch::begin(&self.server, &scope, &uri).await.map_err(error)?;
+            let mut watch = Watch::begin(&self.server, &scope, &uri, Some(since)).await.map_err(error)?;
             let sink = context.sink().clone();
             watching.spawn(async move {
                 while watch.changed().await && sink.notify_resource_updated(uri.clone()).await.is_ok() {}
