@@ -1,4 +1,4 @@
-"""Fuzzes both doors: `run.py [SEED] [EFFORT]`. The same seed makes the same inputs."""
+"""Fuzzes both doors: `run.py stdio|http [SEED] [EFFORT]`. The same seed makes the same inputs."""
 
 import asyncio
 import os
@@ -12,19 +12,20 @@ import web  # noqa: E402
 from doors import Place  # noqa: E402
 
 
-async def main(seed, effort):
-    for name, door, transport in (("stdio", pipe.Fuzz, "stdio"), ("http", web.Fuzz, "http")):
-        place = Place(transport)
-        fuzz = door(place, corpus.rng(seed), effort)
-        try:
-            await fuzz.run()
-        except BaseException:
-            print(f"FAILED fuzz of {name}, seed {seed}, after {fuzz.inputs} inputs", file=sys.stderr)
-            raise
-        finally:
-            await place.leave()
-        print(f"fuzz {name}: {fuzz.inputs} inputs, {fuzz.closes} clean closes, seed {seed}")
+DOORS = {"stdio": pipe.Fuzz, "http": web.Fuzz}
 
 
-seed = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-asyncio.run(main(seed, int(sys.argv[2]) if len(sys.argv) > 2 else 1))
+async def main(transport, seed=1, effort=1):
+    place = Place(transport)
+    fuzz = DOORS[transport](place, corpus.rng(seed), effort)
+    try:
+        await fuzz.run()
+    except BaseException:
+        print(f"FAILED fuzz of {transport}, seed {seed}, after {fuzz.inputs} inputs", file=sys.stderr)
+        raise
+    finally:
+        await place.leave()
+    print(f"fuzz {transport}: {fuzz.inputs} inputs, {fuzz.closes} clean closes, seed {seed}")
+
+
+asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -17,10 +17,10 @@ class Fuzz:
     async def run(self):
         where = urlsplit(await self.place.address("--tools", "all"))
         self.host, self.port, self.path = where.hostname, where.port, where.path
-        self.session = None
+        self.session, self.last = None, 10_000
         await self.greet()
         assert "kept" not in await self.shell("export KEPT=kept")
-        for part in (self.bodies, self.headers, self.wire, self.huge, self.crowd):
+        for part in (self.bodies, self.headers, self.wire, self.huge, self.identifiers, self.crowd):
             await part()
             text = await self.shell("echo $KEPT $((6 * 7))")
             assert "kept 42" in text, f"after {part.__name__}: {text}"
@@ -36,7 +36,7 @@ class Fuzz:
             if writer.can_write_eof():
                 writer.write_eof()
             return await asyncio.wait_for(reader.read(), PATIENCE)
-        except (ConnectionResetError, BrokenPipeError):
+        except OSError:
             self.closes += 1
             return b""
         finally:
@@ -60,7 +60,7 @@ class Fuzz:
             writer.write(self.request(body, **rest))
             await writer.drain()
             answer = await asyncio.wait_for(reader.read(), PATIENCE)
-        except (ConnectionResetError, BrokenPipeError):
+        except OSError:
             self.closes += 1
             return 0, b""
         finally:
@@ -78,7 +78,8 @@ class Fuzz:
 
     async def shell(self, code, session="witness"):
         arguments = {"code": code, "env": "bash", "session": session, "timeout": 60}
-        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "run", "arguments": arguments}}
+        self.last += 1
+        call = {"jsonrpc": "2.0", "id": self.last, "method": "tools/call", "params": {"name": "run", "arguments": arguments}}
         status, answer = await self.post(json.dumps(call).encode())
         assert status == 200, answer[:500]
         return answer.decode()
@@ -164,6 +165,18 @@ class Fuzz:
         assert status in (0, 413) or b'"id":71' in answer, (status, answer[:500])
         status, answer = await self.post(corpus.huge(72, 5 << 20))
         assert status == 200 and b'"id":72' in answer, (status, answer[:500])
+
+    async def identifiers(self):
+        """The same id many times at once. The SDK sends answers by id, so only one of them need arrive."""
+        call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": corpus.RUN}
+        same = [asyncio.create_task(self.post(json.dumps(call).encode())) for _ in range(10)]
+        done, waiting = await asyncio.wait(same, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        assert all(task.result()[0] < 500 for task in done)
+        for task in waiting:
+            task.cancel()
+        for ident in (5, "5", None, -1, 2**70, [], "x" * 10_000):
+            note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": ident}}
+            await self.post(json.dumps(note).encode())
 
     async def crowd(self):
         """Many at once, with and without an end."""
