@@ -36,6 +36,9 @@ class Fuzz:
             if writer.can_write_eof():
                 writer.write_eof()
             return await asyncio.wait_for(reader.read(), PATIENCE)
+        except TimeoutError:
+            # Which is an OSError, and the one that tells of a door that is stuck.
+            raise
         except OSError:
             self.closes += 1
             return b""
@@ -60,6 +63,9 @@ class Fuzz:
             writer.write(self.request(body, **rest))
             await writer.drain()
             answer = await asyncio.wait_for(reader.read(), PATIENCE)
+        except TimeoutError:
+            # Which is an OSError, and the one that tells of a door that is stuck.
+            raise
         except OSError:
             self.closes += 1
             return 0, b""

@@ -171,7 +171,10 @@ async function a_call_outlives_its_client(client, place) {
     return sandbox_id;
   });
   await connected(place, ALL, { as }, async (second) => {
-    const back = second.run("print('my turn')", 'python', { session, timeout: 60 });
+    const queued = event();
+    const progress = ({ message }) => message.includes('waiting for') && queued.happen();
+    const back = second.run("print('my turn')", 'python', { session, timeout: 60, progress });
+    await queued.happened;
     await second.call('sandbox_fs_write', { sandbox_id: id, path: 'go', contents: '' });
     // A server that has been there all the time has nothing to tell.
     includes((await back).text, 'my turn', place.transport === 'stdio' ? 'still at work' : '');

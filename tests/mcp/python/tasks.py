@@ -161,7 +161,10 @@ async def a_call_outlives_its_client(client, place):
         await running.wait()
     call.cancel()
     async with connect(place, "--tools", "all", name="leaving") as second:
-        back = asyncio.create_task(second.run("print('my turn')", session="home", timeout=60))
+        queued = asyncio.Event()
+        after = {"code": "print('my turn')", "env": "python", "session": "home", "timeout": 60}
+        back = second.start("run", after, lambda done, message: "waiting for" in message and queued.set())
+        await queued.wait()
         write = {"sandbox_id": opened["sandbox_id"], "path": "go", "contents": ""}
         await second.call("sandbox_fs_write", write)
         text = (await back).text
