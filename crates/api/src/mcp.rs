@@ -14,6 +14,7 @@ mod handler;
 pub mod http;
 mod json_id;
 mod lines;
+mod presence;
 mod report;
 mod resources;
 mod run;
@@ -26,6 +27,7 @@ mod uri;
 mod watch;
 
 use std::{
+    fs::File,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -123,6 +125,16 @@ impl Server {
         let mut scopes = self.scopes();
         scopes.retain(|scope| scope.strong_count() > 0);
         scopes.push(Arc::downgrade(scope));
+    }
+
+    /// The slot of a client that is not there any more, for the next one of its name.
+    fn abandoned(&self, prefix: &str) -> Option<File> {
+        // Where sandboxes end with their client, a slot is free when they have ended.
+        if self.options.end_on_disconnect {
+            return None;
+        }
+        let scopes = self.scopes();
+        scopes.iter().filter_map(Weak::upgrade).find_map(|scope| scope.give_up(prefix))
     }
 
     /// A client has gone away.

@@ -114,8 +114,9 @@ class Connection {
     else await this.client.unsubscribeResource({ uri });
   }
 
-  async leave() {
-    if (this.transport.sessionId) await this.transport.terminateSession();
+  /** As most programs do it: without a word, unless it is to be said. */
+  async leave(farewell = false) {
+    if (farewell && this.transport.sessionId) await this.transport.terminateSession();
     await this.client.close();
   }
 }
@@ -143,6 +144,6 @@ export async function connected(place, words, options, work) {
   try {
     return await work(connection);
   } finally {
-    await connection.leave();
+    await connection.leave(options.farewell);
   }
 }

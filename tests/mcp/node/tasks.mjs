@@ -334,7 +334,7 @@ async function sandboxes_end_with_their_client_if_asked(client, place) {
   const session = 'brief';
   const ending = ['--end-on-disconnect'];
   const as = 'brief';
-  await connected(place, ending, { as }, (first) => first.run('here = True', 'python', { session }));
+  await connected(place, ending, { as, farewell: true }, (first) => first.run('here = True', 'python', { session }));
   const after = await connected(place, ending, { as }, (second) =>
     second.run("'here' in globals()", 'python', { session }),
   );

@@ -24,15 +24,21 @@ use rmcp::{
 use tokio::{sync::OnceCell, task::AbortHandle};
 
 use super::{
-    Server, TOO_LARGE_METHOD, code, complete, files::mark, follow::Client, report::failure, resources, run,
-    scope::Scope, tasks, watch::Watch,
+    Server, TOO_LARGE_METHOD, code, complete,
+    files::mark,
+    follow::Client,
+    presence::{Presence, SESSION_HEADER},
+    report::failure,
+    resources, run,
+    scope::Scope,
+    tasks,
+    watch::Watch,
 };
 
 /// A call that a polling client would rather not wait for.
 const TASK_AFTER: Duration = Duration::from_secs(5);
 /// Resources that one connection may watch.
 const MOST_WATCHED: usize = 100;
-const SESSION_HEADER: &str = "mcp-session-id";
 
 #[derive(Debug)]
 pub struct Connection {
@@ -56,7 +62,8 @@ impl Connection {
                 return Scope::shared(name).map(Arc::new);
             }
             let client = context.client_info().map_or_else(|| "unknown".to_owned(), |info| info.name);
-            if let Some(parts) = context.extensions.get::<Parts>() {
+            let parts = context.extensions.get::<Parts>();
+            if let Some(parts) = parts {
                 if let Some(name) = asked_scope(parts) {
                     return Scope::shared(&name).map(Arc::new);
                 }
@@ -64,7 +71,15 @@ impl Connection {
                     return Ok(Arc::new(Scope::unleased(&client, &options.place)));
                 }
             }
-            let scope = Scope::leased(&options.engine.state, &client, &options.place).map(Arc::new)?;
+            let (state, place) = (&options.engine.state, &options.place);
+            let scope = match parts.and_then(|parts| parts.extensions.get::<Arc<Presence>>()) {
+                Some(presence) => {
+                    let abandoned = |prefix: &str| self.server.abandoned(prefix);
+                    Scope::leased_while(state, &client, place, Some(Arc::clone(presence)), abandoned)
+                }
+                None => Scope::leased(state, &client, place),
+            };
+            let scope = scope.map(Arc::new)?;
             self.server.remember(&scope);
             Ok(scope)
         };

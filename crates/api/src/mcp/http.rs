@@ -26,7 +26,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::MAX_MESSAGE;
+use super::{
+    MAX_MESSAGE,
+    presence::{Sessions, attend},
+};
 
 /// Where the protocol is spoken.
 pub const PATH: &str = "/mcp";
@@ -87,7 +90,11 @@ fn router<H: ServerHandler + Send + 'static>(
         .with_max_request_body_bytes(MAX_MESSAGE)
         .with_cancellation_token(stop.clone());
     let service = StreamableHttpService::new(move || Ok(handler()), Arc::new(sessions), config);
-    let mut app = Router::new().route_service(PATH, service).layer(from_fn(goodbye));
+    let sessions = Arc::new(Sessions::default());
+    let mut app = Router::new()
+        .route_service(PATH, service)
+        .layer(from_fn_with_state(sessions, attend))
+        .layer(from_fn(goodbye));
     if let Some(token) = guards.token {
         app = app.layer(from_fn_with_state(Arc::new(token), admit));
     }
