@@ -44,7 +44,9 @@ use self::{lines::Lines, scope::Scope};
 
 /// Largest message of a client: room for the largest code, escaped. What is larger is answered with an error.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// Stands for a message that was too large: see [`stdio`].
+/// Levels of arrays and objects in a message: as deep as the SDK's parser goes.
+const MAX_DEPTH: usize = 127;
+/// Stands for a message that was too large or too deep: see [`stdio`].
 const TOO_LARGE_METHOD: &str = "carrel/message-too-large";
 /// Characters of a text result unless configured.
 pub const DEFAULT_CHARS: usize = 10_000;

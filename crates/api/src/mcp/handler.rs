@@ -24,7 +24,7 @@ use rmcp::{
 use tokio::{sync::OnceCell, task::AbortHandle};
 
 use super::{
-    Server, TOO_LARGE_METHOD, code, complete,
+    MAX_DEPTH, Server, TOO_LARGE_METHOD, code, complete,
     files::mark,
     follow::Client,
     presence::{Presence, SESSION_HEADER},
@@ -347,7 +347,9 @@ impl ServerHandler for Connection {
     ) -> Result<CustomResult, ErrorData> {
         if request.method == TOO_LARGE_METHOD {
             let limit = super::MAX_MESSAGE >> 20;
-            let text = format!("the message is larger than {limit} MiB; send files in parts");
+            let text = format!(
+                "the message is larger than {limit} MiB or nested deeper than {MAX_DEPTH} levels; send files in parts"
+            );
             return Err(ErrorData::invalid_request(text, None));
         }
         Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None))

@@ -155,3 +155,22 @@ fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(HEADERS.map(axum::http::HeaderName::from_static)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_means_one_port() {
+        for (given, meant) in [
+            ("https://app.example.com", "https://app.example.com:443"),
+            ("http://app.example.com/", "http://app.example.com:80"),
+            ("http://app.example.com:3000", "http://app.example.com:3000"),
+            ("http://[::1]", "http://[::1]:80"),
+            ("http://[::1]:3000", "http://[::1]:3000"),
+            ("null", "null"),
+        ] {
+            assert_eq!(with_port(given), meant);
+        }
+    }
+}
