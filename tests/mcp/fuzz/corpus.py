@@ -20,13 +20,41 @@ REQUESTS = [
     {"method": "server/discover", "params": {"_meta": META}},
     {"method": "tools/list", "params": {"cursor": "x"}},
     {"method": "tools/call", "params": RUN},
-    {"method": "tools/call", "params": {"name": "run", "_meta": {"progressToken": 7, **META}, "arguments": {"code": "2", "env": "bash"}}},
-    {"method": "tools/call", "params": {"name": "sandbox_exec", "arguments": {"sandbox_id": "sbx_x", "cmd": ["ls"], "env": {"A": "b"}, "timeout_seconds": 1, "stream": True}}},
-    {"method": "tools/call", "params": {"name": "sandbox_fs_write", "arguments": {"sandbox_id": "sbx_x", "path": "../x", "contents_b64": "!", "mode": "9"}}},
+    {
+        "method": "tools/call",
+        "params": {"name": "run", "_meta": {"progressToken": 7, **META}, "arguments": {"code": "2", "env": "bash"}},
+    },
+    {
+        "method": "tools/call",
+        "params": {
+            "name": "sandbox_exec",
+            "arguments": {
+                "sandbox_id": "sbx_x",
+                "cmd": ["ls"],
+                "env": {"A": "b"},
+                "timeout_seconds": 1,
+                "stream": True,
+            },
+        },
+    },
+    {
+        "method": "tools/call",
+        "params": {
+            "name": "sandbox_fs_write",
+            "arguments": {"sandbox_id": "sbx_x", "path": "../x", "contents_b64": "!", "mode": "9"},
+        },
+    },
     {"method": "resources/list", "params": {"cursor": "sbx_zzz"}},
     {"method": "resources/read", "params": {"uri": "carrel://sandboxes/sbx_x/files/%2e%2e/x"}},
     {"method": "resources/subscribe", "params": {"uri": "carrel://environments"}},
-    {"method": "completion/complete", "params": {"ref": {"type": "ref/prompt", "name": "x"}, "argument": {"name": "env", "value": "p"}, "context": {"arguments": {"id": "x"}}}},
+    {
+        "method": "completion/complete",
+        "params": {
+            "ref": {"type": "ref/prompt", "name": "x"},
+            "argument": {"name": "env", "value": "p"},
+            "context": {"arguments": {"id": "x"}},
+        },
+    },
     {"method": "logging/setLevel", "params": {"level": "info"}},
     {"method": "tasks/get", "params": {"taskId": "sbx_x.ex_y", "_meta": META}},
     {"method": "no/such/method", "params": {"deep": [[{}]]}},
@@ -77,7 +105,31 @@ def wrong_types(rng, most):
 
 def garbage(rng, count):
     """Lines that are no messages."""
-    fixed = [b"", b"\r", b" ", b"null", b"true", b"42", b'"text"', b"[]", b"{}", b"[{}]", b"\xef\xbb\xbf{}", b"{", b"}", b'{"jsonrpc":', b"\x00\x01\xff\xfe", b"NaN", b'{"jsonrpc":"1.0","id":1,"method":"ping"}', b'{"jsonrpc":"2.0","id":1}', b'{"jsonrpc":"2.0","id":99,"result":{}}', b'{"jsonrpc":"2.0","id":98,"error":{"code":1,"message":"x"}}', b'[{"jsonrpc":"2.0","id":97,"method":"ping"}]', b'{"jsonrpc":"2.0","method":"ping","id":null}', b"GET / HTTP/1.1"]
+    fixed = [
+        b"",
+        b"\r",
+        b" ",
+        b"null",
+        b"true",
+        b"42",
+        b'"text"',
+        b"[]",
+        b"{}",
+        b"[{}]",
+        b"\xef\xbb\xbf{}",
+        b"{",
+        b"}",
+        b'{"jsonrpc":',
+        b"\x00\x01\xff\xfe",
+        b"NaN",
+        b'{"jsonrpc":"1.0","id":1,"method":"ping"}',
+        b'{"jsonrpc":"2.0","id":1}',
+        b'{"jsonrpc":"2.0","id":99,"result":{}}',
+        b'{"jsonrpc":"2.0","id":98,"error":{"code":1,"message":"x"}}',
+        b'[{"jsonrpc":"2.0","id":97,"method":"ping"}]',
+        b'{"jsonrpc":"2.0","method":"ping","id":null}',
+        b"GET / HTTP/1.1",
+    ]
     yield from fixed
     sample = json.dumps({"jsonrpc": "2.0", "id": 96, **REQUESTS[4]}).encode()
     for _ in range(count - len(fixed)):
@@ -94,14 +146,20 @@ def deep(ident):
     """Nesting far beyond what a parser's stack should be asked for."""
     for depth in (100, 200, 5_000, 200_000):
         nested = b"[" * depth + b"]" * depth
-        yield b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"code":%s}}}' % (ident, nested)
+        yield b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"code":%s}}}' % (
+            ident,
+            nested,
+        )
         yield b'{"jsonrpc":"2.0","id":%d,"method":"ping","params":%s1%s}' % (ident, b'{"a":' * depth, b"}" * depth)
         yield b"[" * depth
         yield b'{"a":' * depth
 
 
 def huge(ident, size):
-    return b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"%s"}}}' % (ident, b"x" * size)
+    return (
+        b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"run","arguments":{"env":"bash","code":"%s"}}}'
+        % (ident, b"x" * size)
+    )
 
 
 def rng(seed):

@@ -77,7 +77,13 @@ class Pipe:
 
 async def works(pipe):
     """A sandbox that was there before answers with its state."""
-    call = {"method": "tools/call", "params": {"name": "run", "arguments": {"code": "echo $KEPT $((6 * 7))", "env": "bash", "session": "witness", "timeout": 60}}}
+    call = {
+        "method": "tools/call",
+        "params": {
+            "name": "run",
+            "arguments": {"code": "echo $KEPT $((6 * 7))", "env": "bash", "session": "witness", "timeout": 60},
+        },
+    }
     answer = await pipe.ask(call)
     text = answer["result"]["content"][0]["text"]
     assert "kept 42" in text, text
@@ -124,7 +130,11 @@ class Fuzz:
             self.inputs += 1
             ident = f"w{number}"
             wanted = isinstance(message.get("method"), str) and not message["method"].startswith("notifications/")
-            envelope = {"jsonrpc": "2.0", **message} if message in corpus.NOTIFICATIONS else {"jsonrpc": "2.0", "id": ident, **message}
+            envelope = (
+                {"jsonrpc": "2.0", **message}
+                if message in corpus.NOTIFICATIONS
+                else {"jsonrpc": "2.0", "id": ident, **message}
+            )
             before = len(pipe.answers.get("null", []))
             await pipe.send(json.dumps(envelope).encode())
             answered = await pipe.ask({"method": "ping"}) is not None
@@ -171,13 +181,34 @@ class Fuzz:
     async def floods(self, pipe):
         count = 4000 * self.effort
         before = pipe.count
-        ping = b"".join(b'{"jsonrpc":"2.0","id":"p%d","method":"%s"}\n' % (n, b"tools/list" if n % 4 == 0 else b"ping") for n in range(count))
-        runs = b"".join(json.dumps({"jsonrpc": "2.0", "id": f"r{n}", "method": "tools/call", "params": {"name": "run", "arguments": {"code": "echo", "env": "bash", "session": f"flood{n % 3}", "timeout": 100}}}).encode() + b"\n" for n in range(90))
+        ping = b"".join(
+            b'{"jsonrpc":"2.0","id":"p%d","method":"%s"}\n' % (n, b"tools/list" if n % 4 == 0 else b"ping")
+            for n in range(count)
+        )
+        runs = b"".join(
+            json.dumps(
+                {
+                    "jsonrpc": "2.0",
+                    "id": f"r{n}",
+                    "method": "tools/call",
+                    "params": {
+                        "name": "run",
+                        "arguments": {"code": "echo", "env": "bash", "session": f"flood{n % 3}", "timeout": 100},
+                    },
+                }
+            ).encode()
+            + b"\n"
+            for n in range(90)
+        )
         self.inputs += count + 90
         pipe.process.stdin.write(ping + runs)
         await pipe.process.stdin.drain()
         assert await pipe.until(lambda: pipe.count >= before + count + 90), "a flood closed the door"
-        failed = [ident for ident, (answer, *_) in pipe.answers.items() if ident.startswith('"r') and answer["result"].get("isError")]
+        failed = [
+            ident
+            for ident, (answer, *_) in pipe.answers.items()
+            if ident.startswith('"r') and answer["result"].get("isError")
+        ]
         assert not failed, f"{len(failed)} calls of the flood failed"
         return pipe
 
@@ -193,9 +224,15 @@ class Fuzz:
         # One that leaves during a call, and one that never reads its answers.
         pipe = await Pipe.open(self.place)
         long = {"code": "sleep 30", "env": "bash", "session": "left", "timeout": 60}
-        await pipe.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "run", "arguments": long}}).encode())
+        await pipe.send(
+            json.dumps(
+                {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "run", "arguments": long}}
+            ).encode()
+        )
         await pipe.end()
-        deaf = await asyncio.create_subprocess_exec(*self.place.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        deaf = await asyncio.create_subprocess_exec(
+            *self.place.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         deaf._transport.get_pipe_transport(1).close()
         deaf.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, **corpus.INITIALIZE}).encode() + b"\n")
         deaf.stdin.close()

@@ -9,8 +9,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "python"))
 import corpus  # noqa: E402
 import pipe  # noqa: E402
 import web  # noqa: E402
-from doors import Place  # noqa: E402
-
+from place import Place  # noqa: E402
 
 DOORS = {"stdio": pipe.Fuzz, "http": web.Fuzz}
 

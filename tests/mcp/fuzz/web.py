@@ -79,20 +79,29 @@ class Fuzz:
         self.session = None
         _, answer = await self.post(json.dumps({"jsonrpc": "2.0", "id": 1, **corpus.INITIALIZE}).encode())
         head = answer.split(b"\r\n\r\n")[0].decode()
-        self.session = next(line.split(": ")[1] for line in head.split("\r\n") if line.lower().startswith("mcp-session-id"))
+        self.session = next(
+            line.split(": ")[1] for line in head.split("\r\n") if line.lower().startswith("mcp-session-id")
+        )
         await self.post(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
 
     async def shell(self, code, session="witness"):
         arguments = {"code": code, "env": "bash", "session": session, "timeout": 60}
         self.last += 1
-        call = {"jsonrpc": "2.0", "id": self.last, "method": "tools/call", "params": {"name": "run", "arguments": arguments}}
+        call = {
+            "jsonrpc": "2.0",
+            "id": self.last,
+            "method": "tools/call",
+            "params": {"name": "run", "arguments": arguments},
+        }
         status, answer = await self.post(json.dumps(call).encode())
         assert status == 200, answer[:500]
         return answer.decode()
 
     async def bodies(self):
         """The same bodies in a session, and as the newest protocol sends them."""
-        messages = [{"jsonrpc": "2.0", "id": 3, **message} for message in corpus.wrong_types(self.rng, 250 * self.effort)]
+        messages = [
+            {"jsonrpc": "2.0", "id": 3, **message} for message in corpus.wrong_types(self.rng, 250 * self.effort)
+        ]
         lines = [json.dumps(message).encode() for message in messages]
         lines += corpus.garbage(self.rng, 80 * self.effort)
         lines += corpus.deep(7)
@@ -133,7 +142,12 @@ class Fuzz:
         for method in ("PUT", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW"):
             await self.post(ping, method=method)
         gone = {"Mcp-Session-Id": "no-such-session"}
-        for method, headers in (("GET", gone), ("DELETE", gone), ("GET", {"Mcp-Session-Id": None}), ("DELETE", {"Mcp-Session-Id": None})):
+        for method, headers in (
+            ("GET", gone),
+            ("DELETE", gone),
+            ("GET", {"Mcp-Session-Id": None}),
+            ("DELETE", {"Mcp-Session-Id": None}),
+        ):
             await self.post(b"", method=method, headers=headers)
         # A stream that was never there is not resumed, and does not hold the session up.
         for event in ("0/0", "999/999", "garbage", "-1", "x" * 4000):

@@ -1,7 +1,7 @@
 // Runs the tasks: `run.mjs stdio|http [NAME…]`, with MCP_CLIENT=1 or 2. Prints one line, and what failed.
 
 import { NEW, VERSION, connect } from './connect.mjs';
-import { Place } from './doors.mjs';
+import { Place } from './place.mjs';
 import { Skip, TASKS } from './tasks.mjs';
 
 // Far more than any task needs: only something that hangs gets there.

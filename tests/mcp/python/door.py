@@ -6,7 +6,7 @@ import json
 import sys
 from urllib.parse import urlsplit
 
-from doors import Place
+from place import Place
 
 GREETING = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "door", "version": "1"}}
 BODY = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": GREETING})
@@ -26,7 +26,14 @@ def status(port, headers, method="POST"):
 async def main():
     place = Place("http")
     app = "https://app.example.com"
-    options = ("--allow-origin", app, "--allow-origin", "http://dev.example.com:3000", "--allow-host", "box.example.com")
+    options = (
+        "--allow-origin",
+        app,
+        "--allow-origin",
+        "http://dev.example.com:3000",
+        "--allow-host",
+        "box.example.com",
+    )
     try:
         port = urlsplit(await place.address(*options)).port
         plain = urlsplit(await place.address()).port

@@ -5,7 +5,7 @@ import sys
 import traceback
 
 from connect import NEW, VERSION, connect
-from doors import Place
+from place import Place
 from tasks import TASKS, Skip
 
 # Far more than any task needs: only something that hangs gets there.

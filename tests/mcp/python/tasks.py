@@ -39,7 +39,9 @@ async def variables_live_from_call_to_call(client, place):
 async def three_languages_share_one_sandbox(client, place):
     await client.run("open('numbers.txt', 'w').write('3\\n1\\n2\\n')", session="mixed")
     await client.run("sort numbers.txt > sorted.txt; export SEEN=yes", "bash", session="mixed")
-    node = await client.run("require('fs').readFileSync('sorted.txt', 'utf8').split('\\n').join('-')", "node", session="mixed")
+    node = await client.run(
+        "require('fs').readFileSync('sorted.txt', 'utf8').split('\\n').join('-')", "node", session="mixed"
+    )
     includes(node.text, "1-2-3-")
     includes((await client.run("echo $SEEN; cat sorted.txt", "bash", session="mixed")).text, "yes\n1\n2\n3")
 
@@ -187,7 +189,9 @@ async def cut_output_is_readable_as_a_resource(client, place):
 
 
 async def resources_are_listed_and_templated(client, place):
-    await client.run("import os\nos.makedirs('sub', exist_ok=True)\nopen('sub/a.txt', 'w').write('A')", session="listed")
+    await client.run(
+        "import os\nos.makedirs('sub', exist_ok=True)\nopen('sub/a.txt', 'w').write('A')", session="listed"
+    )
     resources = await client.resources()
     check("carrel://environments" in resources, resources)
     names = {environment["name"] for environment in json.loads(await client.read("carrel://environments"))}
@@ -262,7 +266,9 @@ async def code_mode_goes_the_whole_way(client, place):
     box = (await call("open", session_key="code"))["sandbox_id"]
     again = await call("open", session_key="code")
     check(again["sandbox_id"] == box and not again["created"], again)
-    await call("fs_write", sandbox_id=box, path="src/app.py", contents="import sys\nprint(sys.argv[1].upper())", mode="0755")
+    await call(
+        "fs_write", sandbox_id=box, path="src/app.py", contents="import sys\nprint(sys.argv[1].upper())", mode="0755"
+    )
     refused = await client.call("sandbox_fs_write", {"sandbox_id": box, "path": "src/app.py", "contents": "x"})
     check(refused.failed and "overwrite" in refused.text, refused.text)
     await call("fs_write", sandbox_id=box, path="raw.bin", contents_b64="AP8=")
@@ -275,7 +281,9 @@ async def code_mode_goes_the_whole_way(client, place):
     check((await call("fs_read", sandbox_id=box, path="raw.bin"))["contents_b64"] == "AP8=", "raw bytes")
     part = await call("fs_read", sandbox_id=box, path="src/app.py", max_bytes=6)
     check((part["contents"], part["truncated"], part["size_bytes"]) == ("import", True, 37), part)
-    streamed = await call("exec", sandbox_id=box, cmd=["sh", "-c", "echo one; echo two >&2; exit 4"], env={"A": "b"}, stream=True)
+    streamed = await call(
+        "exec", sandbox_id=box, cmd=["sh", "-c", "echo one; echo two >&2; exit 4"], env={"A": "b"}, stream=True
+    )
     check(streamed["status"] == "running", streamed)
     waited = await call("exec_wait", sandbox_id=box, exec_id=streamed["exec_id"], timeout_seconds=60)
     check(waited == {"done": True, "exit_code": 4}, waited)
@@ -311,7 +319,9 @@ async def clients_meet_only_where_they_ask_to(client, place):
     async with connect(place, "--tools", "all", name=twin) as other:
         includes((await other.run("'secret' in globals()", session="meeting")).text, "False")
         check("state" not in (await other.resources()).values(), "others' sandboxes are listed")
-    async with connect(place, "--scope", "team", name="one") as one, connect(place, "--scope", "team", name="two") as two:
+    async with connect(place, "--scope", "team", name="one") as one, connect(
+        place, "--scope", "team", name="two"
+    ) as two:
         await one.run("shared = 'by both'", session="meeting")
         includes((await two.run("shared", session="meeting")).text, "by both")
 
