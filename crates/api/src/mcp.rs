@@ -15,6 +15,7 @@ pub mod http;
 mod json_id;
 mod lines;
 mod log;
+mod presence;
 mod report;
 mod resources;
 mod run;
@@ -27,6 +28,7 @@ mod uri;
 mod watch;
 
 use std::{
+    fs::File,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -43,7 +45,9 @@ use self::{lines::Lines, scope::Scope};
 
 /// Largest message of a client: room for the largest code, escaped. What is larger is answered with an error.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// Stands for a message that was too large: see [`stdio`].
+/// Levels of arrays and objects in a message: as deep as the SDK's parser goes.
+const MAX_DEPTH: usize = 127;
+/// Stands for a message that was too large or too deep: see [`stdio`].
 const TOO_LARGE_METHOD: &str = "carrel/message-too-large";
 /// Characters of a text result unless configured.
 pub const DEFAULT_CHARS: usize = 10_000;
@@ -126,6 +130,16 @@ impl Server {
         let mut scopes = self.scopes();
         scopes.retain(|scope| scope.strong_count() > 0);
         scopes.push(Arc::downgrade(scope));
+    }
+
+    /// The slot of a client that is not there any more, for the next one of its name.
+    fn abandoned(&self, prefix: &str) -> Option<File> {
+        // Where sandboxes end with their client, a slot is free when they have ended.
+        if self.options.end_on_disconnect {
+            return None;
+        }
+        let scopes = self.scopes();
+        scopes.iter().filter_map(Weak::upgrade).find_map(|scope| scope.give_up(prefix))
     }
 
     /// A client has gone away.

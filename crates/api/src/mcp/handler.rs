@@ -7,7 +7,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,15 +25,22 @@ use tokio::{sync::OnceCell, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Server, TOO_LARGE_METHOD, code, complete, follow::Client, log::Log, report::failure, resources, run,
-    scope::Scope, tasks, watch::Watch,
+    MAX_DEPTH, Server, TOO_LARGE_METHOD, code, complete,
+    files::mark,
+    follow::Client,
+    log::Log,
+    presence::{Presence, SESSION_HEADER},
+    report::failure,
+    resources, run,
+    scope::Scope,
+    tasks,
+    watch::Watch,
 };
 
 /// A call that a polling client would rather not wait for.
 const TASK_AFTER: Duration = Duration::from_secs(5);
 /// Resources that one connection may watch.
 const MOST_WATCHED: usize = 100;
-const SESSION_HEADER: &str = "mcp-session-id";
 
 #[derive(Debug)]
 pub struct Connection {
@@ -39,12 +49,21 @@ pub struct Connection {
     watched: Mutex<HashMap<String, AbortHandle>>,
     log: Log,
     gone: CancellationToken,
+    /// When the newest subscription was accepted, as [`mark`] has it.
+    subscribed: AtomicI64,
 }
 
 impl Connection {
     pub(super) fn new(server: Arc<Server>) -> Self {
         let gone = server.leaving.child_token();
-        Self { server, scope: OnceCell::new(), watched: Mutex::default(), log: Log::default(), gone }
+        Self {
+            server,
+            scope: OnceCell::new(),
+            watched: Mutex::default(),
+            log: Log::default(),
+            gone,
+            subscribed: AtomicI64::new(0),
+        }
     }
 
     /// To be cancelled when the client has gone away, before the SDK cancels its requests.
@@ -60,7 +79,8 @@ impl Connection {
                 return Scope::shared(name).map(Arc::new);
             }
             let client = context.client_info().map_or_else(|| "unknown".to_owned(), |info| info.name);
-            if let Some(parts) = context.extensions.get::<Parts>() {
+            let parts = context.extensions.get::<Parts>();
+            if let Some(parts) = parts {
                 if let Some(name) = asked_scope(parts) {
                     return Scope::shared(&name).map(Arc::new);
                 }
@@ -68,7 +88,15 @@ impl Connection {
                     return Ok(Arc::new(Scope::unleased(&client, &options.place)));
                 }
             }
-            let scope = Scope::leased(&options.engine.state, &client, &options.place).map(Arc::new)?;
+            let (state, place) = (&options.engine.state, &options.place);
+            let scope = match parts.and_then(|parts| parts.extensions.get::<Arc<Presence>>()) {
+                Some(presence) => {
+                    let abandoned = |prefix: &str| self.server.abandoned(prefix);
+                    Scope::leased_while(state, &client, place, Some(Arc::clone(presence)), abandoned)
+                }
+                None => Scope::leased(state, &client, place),
+            };
+            let scope = scope.map(Arc::new)?;
             self.server.remember(&scope);
             Ok(scope)
         };
@@ -216,7 +244,15 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let scope = self.scope(&context).await.map_err(error)?;
-        resources::read(&self.server, &scope, &request.uri).await.map(Into::into).map_err(error)
+        let read = resources::read(&self.server, &scope, &request.uri).await;
+        read.map(Into::into).map_err(|problem| {
+            let mut error = error(problem);
+            // The protocol wants to hear which one was meant.
+            if let Some(data) = error.data.as_mut().and_then(|data| data.as_object_mut()) {
+                data.insert("uri".to_owned(), request.uri.into());
+            }
+            error
+        })
     }
 
     async fn subscribe(
@@ -225,7 +261,7 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let scope = self.scope(&context).await.map_err(error)?;
-        let mut watch = Watch::begin(&self.server, &scope, &request.uri).await.map_err(error)?;
+        let mut watch = Watch::begin(&self.server, &scope, &request.uri, None).await.map_err(error)?;
         let mut watched = self.watched();
         watched.retain(|_, watching| !watching.is_finished());
         if watched.len() >= MOST_WATCHED {
@@ -259,6 +295,7 @@ impl ServerHandler for Connection {
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        self.subscribed.store(mark(), Ordering::Relaxed);
         let mut accepted = SubscriptionFilter::new();
         accepted.resource_subscriptions = requested.resource_subscriptions.clone();
         Some(accepted)
@@ -266,10 +303,12 @@ impl ServerHandler for Connection {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let scope = self.scope(context.request_context()).await.map_err(error)?;
+        // The SDK has told the client already that it is subscribed: what changed since then is news.
+        let since = self.subscribed.load(Ordering::Relaxed);
         let uris = context.accepted().resource_subscriptions.clone().unwrap_or_default();
         let mut watching = tokio::task::JoinSet::new();
         for uri in uris.into_iter().take(MOST_WATCHED) {
-            let mut watch = Watch::begin(&self.server, &scope, &uri).await.map_err(error)?;
+            let mut watch = Watch::begin(&self.server, &scope, &uri, Some(since)).await.map_err(error)?;
             let sink = context.sink().clone();
             watching.spawn(async move {
                 while watch.changed().await && sink.notify_resource_updated(uri.clone()).await.is_ok() {}
@@ -334,7 +373,9 @@ impl ServerHandler for Connection {
     ) -> Result<CustomResult, ErrorData> {
         if request.method == TOO_LARGE_METHOD {
             let limit = super::MAX_MESSAGE >> 20;
-            let text = format!("the message is larger than {limit} MiB; send files in parts");
+            let text = format!(
+                "the message is larger than {limit} MiB or nested deeper than {MAX_DEPTH} levels; send files in parts"
+            );
             return Err(ErrorData::invalid_request(text, None));
         }
         Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, request.method, None))

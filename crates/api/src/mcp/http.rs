@@ -10,7 +10,7 @@ use axum::{
     Router,
     extract::{Request, State},
     http::{HeaderValue, Method, StatusCode, header},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     serve::ListenerExt,
 };
@@ -26,7 +26,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::MAX_MESSAGE;
+use super::{
+    MAX_MESSAGE,
+    presence::{Sessions, attend},
+};
 
 /// Where the protocol is spoken.
 pub const PATH: &str = "/mcp";
@@ -55,7 +58,9 @@ pub async fn serve<H: ServerHandler + Send + 'static>(
     stop: CancellationToken,
     handler: impl Fn() -> H + Send + Sync + 'static,
 ) -> Result<(), Problem> {
-    let app = router(guards, &stop, handler)?;
+    let own =
+        listener.local_addr().map_err(|error| Problem::internal(format!("the own address: {error}")))?;
+    let app = router(guards, own.port(), &stop, handler)?;
     let listener = listener.tap_io(|stream| {
         // Small answers wait 40 ms for the peer's acknowledgement otherwise. A stream that refuses still works.
         let _ = stream.set_nodelay(true);
@@ -68,6 +73,7 @@ pub async fn serve<H: ServerHandler + Send + 'static>(
 
 fn router<H: ServerHandler + Send + 'static>(
     guards: Guards,
+    port: u16,
     stop: &CancellationToken,
     handler: impl Fn() -> H + Send + Sync + 'static,
 ) -> Result<Router, Problem> {
@@ -75,14 +81,20 @@ fn router<H: ServerHandler + Send + 'static>(
     sessions.session_config.keep_alive = Some(SESSION_IDLE);
     sessions.session_config.completed_cache_ttl = RESUMABLE;
     let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    // Pages of this very port are ours. A page that only resolves to us still says its own name.
+    let same = ["localhost", "127.0.0.1", "[::1]"].map(|host| format!("http://{host}:{port}"));
     let config = StreamableHttpServerConfig::default()
         .with_allowed_hosts(own.into_iter().chain(guards.hosts.clone()))
-        .with_allowed_origins(guards.origins.clone())
+        .with_allowed_origins(same.into_iter().chain(guards.origins.iter().map(|origin| with_port(origin))))
         .enforce_origin_validation()
         .with_max_request_body_bytes(MAX_MESSAGE)
         .with_cancellation_token(stop.clone());
     let service = StreamableHttpService::new(move || Ok(handler()), Arc::new(sessions), config);
-    let mut app = Router::new().route_service(PATH, service);
+    let sessions = Arc::new(Sessions::default());
+    let mut app = Router::new()
+        .route_service(PATH, service)
+        .layer(from_fn_with_state(sessions, attend))
+        .layer(from_fn(goodbye));
     if let Some(token) = guards.token {
         app = app.layer(from_fn_with_state(Arc::new(token), admit));
     }
@@ -90,6 +102,31 @@ fn router<H: ServerHandler + Send + 'static>(
         app = app.layer(cors(&guards.origins)?);
     }
     Ok(app)
+}
+
+/// An origin that names no port means its scheme's; the SDK would take it for every port.
+fn with_port(origin: &str) -> String {
+    let origin = origin.trim_end_matches('/');
+    match origin.split_once("://") {
+        Some(("https", host)) if !has_port(host) => format!("{origin}:443"),
+        Some(("http", host)) if !has_port(host) => format!("{origin}:80"),
+        _ => origin.to_owned(),
+    }
+}
+
+/// Colons inside the brackets of an IPv6 address are none.
+fn has_port(host: &str) -> bool {
+    host.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
+}
+
+/// A session that was ended is ended: clients take the SDK's "accepted" for a failure.
+async fn goodbye(request: Request, next: Next) -> Response {
+    let leaving = request.method() == Method::DELETE;
+    let mut response = next.run(request).await;
+    if leaving && response.status() == StatusCode::ACCEPTED {
+        *response.status_mut() = StatusCode::OK;
+    }
+    response
 }
 
 /// Lets in who has the token.
@@ -117,4 +154,23 @@ fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(HEADERS.map(axum::http::HeaderName::from_static)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_means_one_port() {
+        for (given, meant) in [
+            ("https://app.example.com", "https://app.example.com:443"),
+            ("http://app.example.com/", "http://app.example.com:80"),
+            ("http://app.example.com:3000", "http://app.example.com:3000"),
+            ("http://[::1]", "http://[::1]:80"),
+            ("http://[::1]:3000", "http://[::1]:3000"),
+            ("null", "null"),
+        ] {
+            assert_eq!(with_port(given), meant);
+        }
+    }
 }

@@ -10,7 +10,8 @@ const KEY: &[u8] = br#""id""#;
 /// Reads a message in pieces; afterwards it knows the id of its outermost object.
 #[derive(Debug, Default)]
 pub(super) struct TopLevelId {
-    depth: u32,
+    depth: usize,
+    deepest: usize,
     in_string: bool,
     escaped: bool,
     /// In the outermost object, before the colon.
@@ -41,6 +42,7 @@ impl TopLevelId {
         match byte {
             b'{' | b'[' => {
                 self.depth += 1;
+                self.deepest = self.deepest.max(self.depth);
                 self.at_key = self.depth == 1 && byte == b'{';
             }
             b'}' | b']' => {
@@ -74,6 +76,11 @@ impl TopLevelId {
         } else if self.is_id && self.value.len() < MAX_ID {
             self.value.push(byte);
         }
+    }
+
+    /// Levels of arrays and objects so far.
+    pub(super) fn deepest(&self) -> usize {
+        self.deepest
     }
 
     pub(super) fn found(&self) -> Option<RequestId> {

@@ -2,9 +2,14 @@
 //!
 //! A client is known by its name and place (its working directory, or its token). Two of the same name and place at the
 //! same time are told apart by a lease: each takes the lowest free slot and holds it, by a file lock, as long as it is
-//! connected. One that comes back alone takes the same slot and finds its sessions.
+//! connected. One that comes back alone takes the same slot and finds its sessions, also if the server has not noticed yet
+//! that it was away.
 
-use std::{fs::File, path::Path};
+use std::{
+    fs::File,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use carrel_engine::Record;
 use carrel_proto::{
@@ -12,6 +17,8 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 use rustix::fs::{FlockOperation, flock};
+
+use super::presence::Presence;
 
 /// Clients of one name and place at the same time.
 const MAX_SLOTS: u32 = 1000;
@@ -22,7 +29,9 @@ const MAX_NAME: usize = 40;
 pub(super) struct Scope {
     /// A key without its last part.
     prefix: String,
-    lease: Option<File>,
+    lease: Mutex<Option<File>>,
+    /// Of a client without a connection that ends with it.
+    presence: Option<Arc<Presence>>,
 }
 
 /// Where a call takes place.
@@ -40,11 +49,23 @@ impl Scope {
         // The rules of every name, so that it cannot reach into another scope.
         name.parse::<SessionName>()
             .map_err(|error| bad(error.to_string().replace("session name", "scope")))?;
-        Ok(Self { prefix: format!("workflow:{name}:"), lease: None })
+        Ok(Self::unheld(format!("workflow:{name}:")))
     }
 
     /// One client's own, with a slot that nobody else has meanwhile.
     pub(super) fn leased(state: &Path, client: &str, place: &str) -> Result<Self, Problem> {
+        Self::leased_while(state, client, place, None, |_| None)
+    }
+
+    /// As [`Scope::leased`], for a client that may leave without a word. `abandoned` gives the lock of a slot whose holder
+    /// did.
+    pub(super) fn leased_while(
+        state: &Path,
+        client: &str,
+        place: &str,
+        presence: Option<Arc<Presence>>,
+        abandoned: impl Fn(&str) -> Option<File>,
+    ) -> Result<Self, Problem> {
         let owner = owner(client, place);
         let directory = state.join("mcp");
         std::fs::create_dir_all(&directory).map_err(|error| failed(&directory, error))?;
@@ -56,8 +77,13 @@ impl Scope {
                 .append(true)
                 .open(&path)
                 .map_err(|error| failed(&path, error))?;
-            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                return Ok(Self { prefix: format!("user:{name}:"), lease: Some(file) });
+            let prefix = format!("user:{name}:");
+            let held = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Some(file),
+                Err(_) => abandoned(&prefix),
+            };
+            if held.is_some() {
+                return Ok(Self { prefix, lease: Mutex::new(held), presence });
             }
         }
         Err(Problem::new(Code::TooMany, "too many clients of this name")
@@ -66,12 +92,26 @@ impl Scope {
 
     /// A client without a connection that could hold a slot: one name and place, one scope.
     pub(super) fn unleased(client: &str, place: &str) -> Self {
-        Self { prefix: format!("user:{}:", owner(client, place)), lease: None }
+        Self::unheld(format!("user:{}:", owner(client, place)))
+    }
+
+    fn unheld(prefix: String) -> Self {
+        Self { prefix, lease: Mutex::default(), presence: None }
+    }
+
+    fn lease(&self) -> MutexGuard<'_, Option<File>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock of this slot, if it is the one that is asked for and its client is not there any more.
+    pub(super) fn give_up(&self, prefix: &str) -> Option<File> {
+        let gone = self.presence.as_ref().is_some_and(|presence| !presence.is_there());
+        if gone && self.prefix == prefix { self.lease().take() } else { None }
     }
 
     /// One connection's own, not shared with others.
     pub(super) fn is_leased(&self) -> bool {
-        self.lease.is_some()
+        self.lease().is_some()
     }
 
     /// `NAME` or `NAME/SESSION`.

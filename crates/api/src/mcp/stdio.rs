@@ -1,7 +1,8 @@
 //! Standard input and output: one message per line.
 //!
-//! The SDK drops a line above its limit without a word, and the client waits for ever. [`Lines`] stands before it and puts
-//! a tiny request with the same id in such a line's place, which the handler then answers with an error.
+//! The SDK drops a line above its limit without a word, as it does one that is nested too deeply, and the client waits for
+//! ever. [`Lines`] stands before it and puts a tiny request with the same id in such a line's place, which the handler then
+//! answers with an error.
 
 use std::{
     io,
@@ -19,7 +20,7 @@ use rmcp::{
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
-use super::{MAX_MESSAGE, TOO_LARGE_METHOD, json_id::TopLevelId};
+use super::{MAX_DEPTH, MAX_MESSAGE, TOO_LARGE_METHOD, json_id::TopLevelId};
 
 /// Serves one client until it goes away or `stop`.
 ///
@@ -106,7 +107,10 @@ impl Line {
         }
         if ended {
             let line = match std::mem::replace(&mut self.state, State::Collecting(Vec::new())) {
-                State::Collecting(line) => line,
+                State::Collecting(line) => match too_deep(&line) {
+                    Some(id) => stand_in(id.found()),
+                    None => line,
+                },
                 State::Skipping(id) => stand_in(id.found()),
             };
             self.ready = line;
@@ -114,6 +118,17 @@ impl Line {
         }
         count
     }
+}
+
+/// Reads a line's id if the SDK's parser would give up on its depth. Most lines have too few brackets for that.
+fn too_deep(line: &[u8]) -> Option<TopLevelId> {
+    let brackets = line.iter().filter(|byte| matches!(byte, b'{' | b'[')).count();
+    if brackets <= MAX_DEPTH {
+        return None;
+    }
+    let mut id = TopLevelId::default();
+    id.read(line);
+    (id.deepest() > MAX_DEPTH).then_some(id)
 }
 
 /// The request in a too long one's place. Without an id it is no message at all, which the SDK answers for us.
@@ -180,5 +195,21 @@ mod tests {
         }
         let text = through(1000, format!("{filling}\n").as_bytes()).await;
         assert_eq!(text, "{\"jsonrpc\":\"2.0\"}\n");
+    }
+
+    #[tokio::test]
+    async fn a_deep_line_is_stood_in_for_and_a_wide_one_passes() {
+        let nested = |depth: usize| {
+            format!("{{\"params\":{}{},\"id\":7}}\n", "[".repeat(depth - 1), "]".repeat(depth - 1))
+        };
+        let text = through(100_000, nested(MAX_DEPTH + 1).as_bytes()).await;
+        let message: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&message["id"], &message["method"]), (&7.into(), &TOO_LARGE_METHOD.into()));
+        let deepest = nested(MAX_DEPTH);
+        assert!(serde_json::from_str::<serde_json::Value>(&deepest).is_ok(), "the parser gives up earlier");
+        let wide = format!("{{\"id\":7,\"params\":[\"{}\",{}]}}\n", "[".repeat(500), "[],".repeat(500));
+        for line in [deepest, wide] {
+            assert_eq!(through(100_000, line.as_bytes()).await, line);
+        }
     }
 }

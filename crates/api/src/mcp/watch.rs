@@ -33,10 +33,18 @@ pub(super) struct FileWatch {
     events: EventStream<[u8; BUFFER]>,
     /// None: anything in the directory.
     name: Option<Vec<u8>>,
+    /// It changed before the watch began.
+    missed: bool,
 }
 
 impl Watch {
-    pub(super) async fn begin(server: &Server, scope: &Scope, text: &str) -> Result<Self, Problem> {
+    /// A file that was written at or after `since` (by [`super::files::mark`]) counts as changed.
+    pub(super) async fn begin(
+        server: &Server,
+        scope: &Scope,
+        text: &str,
+        since: Option<i64>,
+    ) -> Result<Self, Problem> {
         let (sandbox, path, exec) = match Address::parse(text)? {
             Address::Environments => return Ok(Watch::Never),
             Address::File { sandbox, path } => (sandbox, Some(path), None),
@@ -47,7 +55,7 @@ impl Watch {
         let record = engine.existing(record.id.as_str(), None).await?.record;
         match (path, exec) {
             (Some(path), _) => {
-                FileWatch::begin(engine, &record, &path).map(|watch| Watch::File(Box::new(watch)))
+                FileWatch::begin(engine, &record, &path, since).map(|watch| Watch::File(Box::new(watch)))
             }
             (None, Some(exec)) => Ok(Watch::Exec(Box::new(engine.attach(&record, &exec, 0, true).await?))),
             (None, None) => Ok(Watch::Never),
@@ -83,7 +91,12 @@ impl Watch {
 }
 
 impl FileWatch {
-    fn begin(engine: &Engine, record: &Record, path: &GuestPath) -> Result<Self, Problem> {
+    fn begin(
+        engine: &Engine,
+        record: &Record,
+        path: &GuestPath,
+        since: Option<i64>,
+    ) -> Result<Self, Problem> {
         let failed = |error: std::io::Error| {
             Problem::new(Code::Unsupported, format!("this host cannot watch files: {error}"))
         };
@@ -100,12 +113,18 @@ impl FileWatch {
             | WatchMask::MODIFY
             | WatchMask::DELETE_SELF;
         let inotify = Inotify::init().map_err(failed)?;
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&directory));
-        inotify.watches().add(path, mask).map_err(failed)?;
-        Ok(Self { events: inotify.into_event_stream([0; BUFFER]).map_err(failed)?, name })
+        let held = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&directory));
+        inotify.watches().add(held, mask).map_err(failed)?;
+        // Looked at only now, so that nothing falls between this and the watch.
+        let missed =
+            since.is_some_and(|since| root.stat(path, true).is_ok_and(|entry| entry.mtime_ns >= since));
+        Ok(Self { events: inotify.into_event_stream([0; BUFFER]).map_err(failed)?, name, missed })
     }
 
     async fn changed(&mut self) -> bool {
+        if std::mem::take(&mut self.missed) {
+            return true;
+        }
         loop {
             match self.events.next().await {
                 Some(Ok(event)) if gone(event.mask) => return false,
