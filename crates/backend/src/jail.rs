@@ -4,10 +4,6 @@ use std::{
     borrow::Cow,
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
     time::{Duration, Instant},
 };
 
@@ -17,7 +13,7 @@ use carrel_jail::{
     stage::{self, BoxSpec, Isolation},
     tree,
     userns::{self, Ids},
-    workspace::{self, Kind, Ready},
+    workspace::{self, Kind},
 };
 use carrel_proto::{
     guest::{AgentConfig, Meters, Places},
@@ -33,7 +29,8 @@ use rustix::{
 
 use crate::{
     Backend, BoxRequest, IsolationLevel, Placed, environment, guest_programs,
-    stages::{self, Stages, lock},
+    spares::Spares,
+    stages::{self, Stages},
 };
 
 /// How long a killed box may take to be gone.
@@ -44,30 +41,18 @@ pub struct Jail {
     /// Where programs and templates are kept.
     state: PathBuf,
     hierarchy: Hierarchy,
-    /// How many sandboxes this process has made.
-    made: AtomicU32,
-    /// For the next one.
-    ready: Mutex<Option<Ready>>,
+    spares: Spares,
     stages: Stages,
 }
-
-/// A process that has made so many sandboxes will make more, and is worth a workspace kept ready. A command line that
-/// makes one and ends is not.
-const MAKES_MANY: u32 = 2;
 
 impl Jail {
     pub fn new(state: &Path) -> Self {
         Self {
             state: state.to_path_buf(),
             hierarchy: Hierarchy::probe(),
-            made: AtomicU32::new(0),
-            ready: Mutex::new(None),
+            spares: Spares::new(state.join("templates")),
             stages: Stages::default(),
         }
-    }
-
-    fn templates(&self) -> PathBuf {
-        self.state.join("templates")
     }
 
     /// Where a box puts its root together, in a mount namespace of its own: one empty directory does for all.
@@ -102,11 +87,7 @@ impl Jail {
         match (kind, request.workspace.is_some()) {
             (Kind::Image, true) => workspace::attach(&directory, &image)?,
             (Kind::Image, false) => {
-                let ready = lock(&self.ready).take_if(|ready| ready.limit() == request.limits.disk);
-                // One that cannot be used after all is no worse than none.
-                if ready.is_none_or(|ready| ready.settle(&directory, &image).is_err()) {
-                    workspace::create(&directory, &image, &self.templates(), request.limits.disk)?;
-                }
+                self.spares.workspace(&directory, &image, request.limits.disk)?;
                 stage::give(&directory, owner.0, owner.1)?;
             }
             (Kind::Directory, true) => {}
@@ -207,8 +188,10 @@ impl Jail {
         }
         if jailed && userns::has_many_ids() {
             let agent_id = ids.agent_outside();
-            stage::give(&request.directory.join("spool"), agent_id, agent_id)
-                .map_err(failed("giving the spool away"))?;
+            let spool = request.directory.join("spool");
+            stage::give(&spool, agent_id, agent_id).map_err(failed("giving the spool away"))?;
+            // There already in a directory that was kept ready; else the stage makes it.
+            let _ = stage::give(&spool.join("agent.log"), agent_id, agent_id);
         }
         let _ = fs::remove_file(request.directory.join("agent.sock"));
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
@@ -239,7 +222,7 @@ impl Jail {
         if !jailed {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
         }
-        self.made.fetch_add(1, Ordering::Relaxed);
+        self.spares.count();
         Ok(Placed { pid, start_time, workspace: kind, isolation: request.isolation, enforced, owner })
     }
 }
@@ -329,21 +312,12 @@ impl Backend for Jail {
         Ok(())
     }
 
+    fn make_directory(&self, directory: &Path) -> io::Result<()> {
+        self.spares.directory(directory)
+    }
+
     fn restock(&self, limits: &carrel_proto::limits::Limits) {
-        if workspace::probe(limits.disk).0 != Kind::Image {
-            return;
-        }
-        if self.made.load(Ordering::Relaxed) >= MAKES_MANY {
-            let mut ready = lock(&self.ready);
-            if ready.as_ref().is_none_or(|ready| ready.limit() != limits.disk) {
-                *ready = Ready::make(&self.templates(), limits.disk).ok();
-            }
-            if ready.is_some() {
-                return;
-            }
-        }
-        // Without a spare the next sandbox makes its own image.
-        let _ = workspace::restock(&self.templates(), limits.disk);
+        self.spares.restock(limits.disk);
     }
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {

@@ -11,6 +11,7 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+mod spares;
 mod stages;
 
 use std::path::{Path, PathBuf};
@@ -82,6 +83,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// A sandbox will be made in a moment: what does not depend on which one may start now.
     fn expect(&self) {}
+
+    /// Makes the sandbox's own directory on the host, unless it is there.
+    fn make_directory(&self, directory: &Path) -> std::io::Result<()> {
+        std::fs::create_dir_all(directory)
+    }
 
     /// Makes the box and waits until its agent runs. On error nothing is left.
     fn create(&self, request: &BoxRequest) -> Result<Placed, Problem>;

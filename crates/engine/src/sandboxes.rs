@@ -216,7 +216,7 @@ impl Engine {
         first: Option<Language>,
     ) -> Result<Placed, Problem> {
         let directory = self.directory(&record.id);
-        let made = std::fs::create_dir_all(&directory).and_then(|()| {
+        let made = self.backend.make_directory(&directory).and_then(|()| {
             use std::os::unix::fs::PermissionsExt;
             // Passable for the box's own ids, readable for nobody but us.
             std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711))

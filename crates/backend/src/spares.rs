@@ -1,0 +1,124 @@
+//! What a process that makes many sandboxes keeps ready for the next one: a workspace and an empty directory.
+//!
+//! A command line that makes one sandbox and ends keeps nothing but the image that [`workspace::restock`] leaves for whoever
+//! comes next. What is kept here ends with the process; an empty directory of one that was killed is removed by the next.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use carrel_jail::workspace::{self, Kind, Ready};
+use carrel_proto::limits::ByteSize;
+
+use crate::stages::lock;
+
+/// A process that has made so many sandboxes will make more.
+const MAKES_MANY: u32 = 2;
+/// Directories kept ready are named by the process that keeps them.
+const PREFIX: &str = "sandbox-of-";
+
+#[derive(Debug)]
+pub(crate) struct Spares {
+    /// Where images and directories are kept.
+    place: PathBuf,
+    made: AtomicU32,
+    workspace: Mutex<Option<Ready>>,
+    directory: Mutex<Option<PathBuf>>,
+}
+
+impl Spares {
+    pub(crate) fn new(place: PathBuf) -> Self {
+        Self { place, made: AtomicU32::new(0), workspace: Mutex::new(None), directory: Mutex::new(None) }
+    }
+
+    /// One more sandbox was made.
+    pub(crate) fn count(&self) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Makes a workspace of its own size at `directory`, kept in the file `image`.
+    pub(crate) fn workspace(&self, directory: &Path, image: &Path, limit: ByteSize) -> io::Result<()> {
+        let ready = lock(&self.workspace).take_if(|ready| ready.limit() == limit);
+        // One that cannot be used after all is no worse than none.
+        if ready.is_some_and(|ready| ready.settle(directory, image).is_ok()) {
+            return Ok(());
+        }
+        workspace::create(directory, image, &self.place, limit)
+    }
+
+    /// Makes the directory of a sandbox, unless it is there.
+    pub(crate) fn directory(&self, wanted: &Path) -> io::Result<()> {
+        if let Some(ready) = lock(&self.directory).take() {
+            // Fails where there is something already: a sandbox that comes back over its files.
+            if fs::rename(&ready, wanted).is_ok() {
+                return Ok(());
+            }
+            let _ = fs::remove_dir_all(&ready);
+        }
+        fs::create_dir_all(wanted)
+    }
+
+    /// Prepares for the next sandbox; called when nobody waits.
+    pub(crate) fn restock(&self, limit: ByteSize) {
+        let images = workspace::probe(limit).0 == Kind::Image;
+        if self.made.load(Ordering::Relaxed) >= MAKES_MANY {
+            let mut directory = lock(&self.directory);
+            if directory.is_none() {
+                *directory = self.make_directory().ok();
+            }
+            let mut workspace = lock(&self.workspace);
+            if images && workspace.as_ref().is_none_or(|ready| ready.limit() != limit) {
+                *workspace = Ready::make(&self.place, limit).ok();
+            }
+            if workspace.is_some() {
+                return;
+            }
+        }
+        if images {
+            // Without a spare the next sandbox makes its own image.
+            let _ = workspace::restock(&self.place, limit);
+        }
+    }
+
+    /// With what every sandbox has in it: on some file systems a new file takes as long as a namespace.
+    fn make_directory(&self) -> io::Result<PathBuf> {
+        self.remove_strays();
+        let path = self.place.join(format!("{PREFIX}{}", std::process::id()));
+        fs::create_dir_all(&self.place)?;
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        for name in ["spool", "workspace"] {
+            fs::create_dir(path.join(name))?;
+        }
+        fs::File::create(path.join("spool/agent.log"))?.set_permissions(fs::Permissions::from_mode(0o600))?;
+        Ok(path)
+    }
+
+    /// Directories of processes that are gone, and our own of an engine before this one.
+    fn remove_strays(&self) {
+        let own = std::process::id();
+        for entry in fs::read_dir(&self.place).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok())
+            else {
+                continue;
+            };
+            if pid == own || !Path::new("/proc").join(pid.to_string()).exists() {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+impl Drop for Spares {
+    fn drop(&mut self) {
+        if let Some(directory) = lock(&self.directory).take() {
+            let _ = fs::remove_dir_all(directory);
+        }
+    }
+}
