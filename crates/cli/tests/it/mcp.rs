@@ -324,18 +324,23 @@ fn the_sandbox_tools_keep_their_contract() {
         json!(paths),
         json!([["b", "file", "0644"], ["d", "dir", "0755"], ["d/a.sh", "file", "0755"]])
     );
-    let started = call(
-        "sandbox_exec",
-        json!({"sandbox_id": id, "cmd": ["bash", "-c", "echo 1; read <go; echo 2"], "stream": true, "cwd": "/workspace"}),
-    );
-    let exec = started["exec_id"].clone();
+    let waiting = "mkfifo go; echo 1; read line < go; echo 2";
+    let arguments =
+        json!({"sandbox_id": id, "cmd": ["bash", "-c", waiting], "stream": true, "cwd": "/workspace"});
+    let started = call("sandbox_exec", arguments);
     assert_eq!(started["status"], "running");
-    assert_eq!(
-        call("sandbox_exec_wait", json!({"sandbox_id": id, "exec_id": exec, "timeout_seconds": 20}))["done"],
-        true
-    );
-    let chunks = call("sandbox_exec_read", json!({"sandbox_id": id, "exec_id": exec, "max_chunks": 1}));
-    assert_eq!(chunks["chunks"][0], json!({"seq": 1, "stream": "stdout", "text": "1\n"}));
+    let exec = started["exec_id"].clone();
+    let first = loop {
+        let chunks = call("sandbox_exec_read", json!({"sandbox_id": id, "exec_id": exec, "max_chunks": 1}));
+        if chunks["chunks"] != json!([]) {
+            break chunks;
+        }
+    };
+    let chunk = json!({"seq": 1, "stream": "stdout", "text": "1\n"});
+    assert_eq!(first, json!({"chunks": [chunk], "done": false}));
+    call("sandbox_exec", json!({"sandbox_id": id, "cmd": ["bash", "-c", "echo > go; rm go"]}));
+    let waited = call("sandbox_exec_wait", json!({"sandbox_id": id, "exec_id": exec, "timeout_seconds": 20}));
+    assert_eq!(waited, json!({"done": true, "exit_code": 0}));
     let rest = call("sandbox_exec_read", json!({"sandbox_id": id, "exec_id": exec, "since_seq": 1}));
     assert_eq!((rest["done"].clone(), rest["chunks"][0]["seq"].clone()), (json!(true), json!(2)));
     assert_eq!(
