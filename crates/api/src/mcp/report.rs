@@ -25,6 +25,8 @@ const MOST_IMAGES: usize = 8;
 const MOST_IMAGE_BYTES: usize = 8 << 20;
 /// Kept free in the text for the status line.
 const STATUS: usize = 700;
+/// Of it for the headings of the parts and what stands between them.
+const HEADINGS: usize = 30;
 const PICTURES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /// What is reported on.
@@ -58,7 +60,9 @@ impl Report<'_> {
         section(&mut text, "stderr:\n", &fitted[1].0);
         section(&mut text, value_heading, &fitted[2].0);
         if !notes.is_empty() {
-            section(&mut text, "", &format!("[{}]", notes.join(" · ")));
+            // In a room of its own, whatever it has to say.
+            let (line, _) = Section::whole(notes.join(" · ")).fit(STATUS.min(chars / 4) - HEADINGS);
+            section(&mut text, "", &format!("[{line}]"));
         } else if text.is_empty() && shown.images.is_empty() {
             text.push_str("(no output)");
         }

@@ -37,7 +37,7 @@ impl Section {
     }
 
     /// Within `budget` characters; `true` if something is missing.
-    fn fit(&self, budget: usize) -> (String, bool) {
+    pub(super) fn fit(&self, budget: usize) -> (String, bool) {
         let all = self.chars();
         if self.omitted == 0 && all <= budget {
             return (format!("{}{}", self.head, self.tail), false);

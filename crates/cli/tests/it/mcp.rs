@@ -366,3 +366,23 @@ fn the_sandbox_tools_keep_their_contract() {
         client.call("sandbox_fs_write", json!({"sandbox_id": "sbx_x", "path": "a", "content": "typo"}));
     assert!(text(&refused).contains("unknown field `content`, expected one of"), "{refused}");
 }
+
+#[test]
+fn a_result_never_passes_its_limit() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    for limit in [500, 40_000] {
+        let most = limit.to_string();
+        let mut client = Client::greeted(&place, &["--max-chars", &most], &format!("limit-{limit}"));
+        let code =
+            "import sys\nprint('é' * 300000)\nprint('e' * 300000, file=sys.stderr)\nsys.exit('x' * 100000)";
+        let result = client.run(code, json!({}));
+        let chars = text(&result).chars().count();
+        assert!(chars <= limit && chars > limit / 2, "{chars} of {limit}");
+        assert!(text(&result).contains("output cut; all of it: carrel://"), "{}", text(&result));
+        let long = client.run("1", json!({"session": "x".repeat(9000)}));
+        assert!(text(&long).chars().count() <= limit, "{}", text(&long).chars().count());
+    }
+}
