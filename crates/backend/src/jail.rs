@@ -176,11 +176,14 @@ impl Jail {
             // There already in a directory that was kept ready; else the stage makes it.
             let _ = stage::give(&spool.join("agent.log"), agent_id, agent_id);
         }
-        let _ = fs::remove_file(request.directory.join("agent.sock"));
+        let listener = self.spares.listener(&request.directory);
+        if listener.is_none() {
+            let _ = fs::remove_file(request.directory.join("agent.sock"));
+        }
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
         let spec = self.spec(request, &ids, agent, watch).map_err(failed("making the cgroup"))?;
-        let pid = stages::run(stage, &spec)?;
+        let pid = stages::run(stage, &spec, listener)?;
         let start_time = start_time(pid).ok_or_else(|| Problem::internal("the agent ended at once"))?;
         let mut enforced = self.hierarchy.enforced(disk);
         if !jailed {
@@ -228,6 +231,8 @@ impl Backend for Jail {
 
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
         let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
+        // Of a box that was never made.
+        drop(self.spares.listener(directory));
         let agents = match placed {
             Some(placed) if self.is_alive(placed) => vec![placed.pid],
             Some(_) => Vec::new(),

@@ -3,18 +3,22 @@
 
 use std::{
     fs, io,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use carrel_jail::stage::{BoxSpec, Failure, Report};
+use carrel_jail::stage::{self, BoxSpec, Failure, Report};
 use carrel_proto::problem::{Code, Problem};
 
 /// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
 #[derive(Debug, Default)]
-pub(crate) struct Stages(Mutex<Vec<Child>>);
+pub(crate) struct Stages(Mutex<Vec<Stage>>);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,10 +30,10 @@ impl Stages {
         lock(&self.0).extend(start(agent));
     }
 
-    pub(crate) fn take(&self, agent: &Path) -> io::Result<Child> {
+    pub(crate) fn take(&self, agent: &Path) -> io::Result<Stage> {
         while let Some(mut stage) = lock(&self.0).pop() {
             // One that was not needed at its time may have been ended since.
-            if matches!(stage.try_wait(), Ok(None)) {
+            if matches!(stage.child.try_wait(), Ok(None)) {
                 return Ok(stage);
             }
         }
@@ -40,34 +44,41 @@ impl Stages {
 impl Drop for Stages {
     fn drop(&mut self) {
         // Those that were not needed after all: without a description they end by themselves.
-        for mut stage in std::mem::take(&mut *lock(&self.0)) {
-            drop(stage.stdin.take());
-            let _ = stage.wait();
+        for Stage { mut child, line } in std::mem::take(&mut *lock(&self.0)) {
+            drop(line);
+            let _ = child.wait();
         }
     }
 }
 
 /// A stage that waits for its description; it ends by itself when none comes.
-fn start(agent: &Path) -> io::Result<Child> {
-    Command::new(agent)
+#[derive(Debug)]
+pub(crate) struct Stage {
+    child: Child,
+    line: UnixStream,
+}
+
+fn start(agent: &Path) -> io::Result<Stage> {
+    let (line, theirs) = UnixStream::pair()?;
+    let child = Command::new(agent)
         .arg("stage")
         .env_clear()
-        .stdin(Stdio::piped())
+        .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        .spawn()
+        .spawn()?;
+    Ok(Stage { child, line })
 }
 
 /// Gives a stage its work and reads its answer.
-pub(crate) fn run(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
+pub(crate) fn run(mut stage: Stage, spec: &BoxSpec, listener: Option<UnixListener>) -> Result<i32, Problem> {
     let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
-    if let Some(mut stdin) = stage.stdin.take() {
-        let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
-        // A stage that has died says why on the other pipe, or by its exit.
-        let _ = stdin.write_all(&text);
-    }
+    let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
+    // A stage that has died says why on the other line, or by its exit.
+    let _ = stage::describe(&stage.line, &text, listener.as_ref());
+    drop(stage.line);
     let mut pid = None;
-    if let Some(stdout) = stage.stdout.take() {
+    if let Some(stdout) = stage.child.stdout.take() {
         for line in BufReader::new(stdout).lines() {
             match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
                 Report::Pid(number) => pid = Some(number),
@@ -75,7 +86,7 @@ pub(crate) fn run(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
             }
         }
     }
-    stage.wait().map_err(broken)?;
+    stage.child.wait().map_err(broken)?;
     pid.ok_or_else(|| Problem::internal("the stage ended without a word"))
 }
 

@@ -192,7 +192,7 @@ impl Engine {
             .map_err(Problem::internal)?;
         let id = SandboxId::from_random(random);
         // Before the row, so that nobody ever sees the row with a free lock while we live.
-        let lock = Lock::take(&self.settings.state, &id).await?;
+        let lock = Lock::take_new(&self.settings.state, &id).await?;
         let Some(record) = self.registry.claim(&id, key, &spec)? else {
             lock.discard();
             return Ok(None);

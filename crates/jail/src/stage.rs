@@ -8,15 +8,20 @@
 //!                         │ says the child's pid  │ assembles the root, drops capabilities
 //!                         └ exits                 └ becomes the agent: pid 1 of the box
 //! ```
+//! Its standard input is a socket, on which its work comes and, where it was bound in advance, the agent's own socket.
 //! The stage answers on its standard output: one [`Report`] per line. End of file without an error is success,
 //! because the child's copy closes when it becomes the agent.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, IoSlice, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::{net::UnixListener, process::CommandExt},
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
     },
     path::PathBuf,
     process::Command,
@@ -25,6 +30,10 @@ use std::{
 use carrel_proto::guest::{AgentConfig, Meters, Places};
 use rustix::{
     fs::{Gid, MemfdFlags, Mode, OFlags, Uid, memfd_create},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, recvmsg, sendmsg,
+    },
     pipe::{PipeFlags, pipe_with},
     process::setsid,
     system::sethostname,
@@ -115,6 +124,37 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
 
+/// Tells a stage its work, on the socket that is its standard input; `listener` if the agent's socket is bound already.
+pub fn describe(line: &UnixStream, text: &[u8], listener: Option<&UnixListener>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    let listener = listener.map(|listener| [listener.as_fd()]);
+    if let Some(listener) = &listener {
+        along.push(SendAncillaryMessage::ScmRights(listener));
+    }
+    // The descriptor goes with the first byte, whatever fits of the rest.
+    let sent = sendmsg(line, &[IoSlice::new(text)], &mut along, SendFlags::NOSIGNAL)?;
+    let mut line = line;
+    line.write_all(&text[sent..])
+}
+
+/// The other side of [`describe`].
+fn listen_for_work(line: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let mut text = vec![0; 64 << 10];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut along = RecvAncillaryBuffer::new(&mut space);
+    let count = recvmsg(line, &mut [IoSliceMut::new(&mut text)], &mut along, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    text.truncate(count);
+    let mut listener = None;
+    for message in along.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            listener = descriptors.last();
+        }
+    }
+    File::from(line.try_clone_to_owned()?).read_to_end(&mut text)?;
+    Ok((text, listener))
+}
+
 /// The stage's whole life. Reads a [`BoxSpec`] from standard input.
 pub fn run() -> i32 {
     match try_run() {
@@ -135,10 +175,11 @@ fn say(report: &Report) {
 
 fn try_run() -> Result<(), Failure> {
     let thread = SingleThread::witness().or_fail("starting the stage")?;
-    let mut text = String::new();
-    io::stdin().read_to_string(&mut text).or_fail("reading the description of the box")?;
-    let mut spec: BoxSpec =
-        serde_json::from_str(&text).map_err(io::Error::from).or_fail("reading the description of the box")?;
+    let (text, bound) =
+        listen_for_work(rustix::stdio::stdin()).or_fail("reading the description of the box")?;
+    let mut spec: BoxSpec = serde_json::from_slice(&text)
+        .map_err(io::Error::from)
+        .or_fail("reading the description of the box")?;
     // Away from the caller's terminal: its ctrl-C and hang-up are not the box's.
     let _ = setsid();
     std::env::set_current_dir(&spec.directory).or_fail("entering the sandbox's directory")?;
@@ -151,8 +192,11 @@ fn try_run() -> Result<(), Failure> {
         None => None,
     };
     let meters = Handover::open(&spec.cgroup)?;
-    // Relative, so that a deep state directory does not pass the length of a socket's name.
-    let listener = UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?;
+    let listener = match bound {
+        Some(listener) => UnixListener::from(listener),
+        // Relative, so that a deep state directory does not pass the length of a socket's name.
+        None => UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?,
+    };
 
     match spec.isolation.clone() {
         Isolation::Weak => {
