@@ -13,7 +13,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use carrel_jail::stage::{self, BoxSpec, Failure, Report};
+use carrel_jail::{
+    stage::{BoxSpec, Failure, Report},
+    work,
+};
 use carrel_proto::problem::{Code, Problem};
 
 /// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
@@ -75,7 +78,7 @@ pub(crate) fn run(mut stage: Stage, spec: &BoxSpec, listener: Option<UnixListene
     let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
     let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
     // A stage that has died says why on the other line, or by its exit.
-    let _ = stage::describe(&stage.line, &text, listener.as_ref());
+    let _ = work::send(&stage.line, &text, listener.as_ref());
     drop(stage.line);
     let mut pid = None;
     if let Some(stdout) = stage.child.stdout.take() {

@@ -221,7 +221,7 @@ impl Engine {
         });
         made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
-        let environment = self.settings.environments.resolve(&record.spec.environment, &self.derived())?;
+        let environment = self.environment(&record.spec.environment)?;
         let request = BoxRequest {
             id: record.id.clone(),
             number: record.number,

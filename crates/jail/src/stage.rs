@@ -14,14 +14,10 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, IoSlice, IoSliceMut, Read, Write},
-    mem::MaybeUninit,
+    io::{self, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::{
-            net::{UnixListener, UnixStream},
-            process::CommandExt,
-        },
+        unix::{net::UnixListener, process::CommandExt},
     },
     path::PathBuf,
     process::Command,
@@ -30,10 +26,6 @@ use std::{
 use carrel_proto::guest::{AgentConfig, Meters, Places};
 use rustix::{
     fs::{Gid, MemfdFlags, Mode, OFlags, Uid, memfd_create},
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags, recvmsg, sendmsg,
-    },
     pipe::{PipeFlags, pipe_with},
     process::setsid,
     system::sethostname,
@@ -44,6 +36,7 @@ use crate::{
     caps, mounts, net, session,
     sys::{self, Forked, SingleThread},
     userns::{self, Ids},
+    work,
 };
 
 /// Everything a stage needs.
@@ -124,37 +117,6 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
 
-/// Tells a stage its work, on the socket that is its standard input; `listener` if the agent's socket is bound already.
-pub fn describe(line: &UnixStream, text: &[u8], listener: Option<&UnixListener>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut along = SendAncillaryBuffer::new(&mut space);
-    let listener = listener.map(|listener| [listener.as_fd()]);
-    if let Some(listener) = &listener {
-        along.push(SendAncillaryMessage::ScmRights(listener));
-    }
-    // The descriptor goes with the first byte, whatever fits of the rest.
-    let sent = sendmsg(line, &[IoSlice::new(text)], &mut along, SendFlags::NOSIGNAL)?;
-    let mut line = line;
-    line.write_all(&text[sent..])
-}
-
-/// The other side of [`describe`].
-fn listen_for_work(line: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
-    let mut text = vec![0; 64 << 10];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut along = RecvAncillaryBuffer::new(&mut space);
-    let count = recvmsg(line, &mut [IoSliceMut::new(&mut text)], &mut along, RecvFlags::CMSG_CLOEXEC)?.bytes;
-    text.truncate(count);
-    let mut listener = None;
-    for message in along.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            listener = descriptors.last();
-        }
-    }
-    File::from(line.try_clone_to_owned()?).read_to_end(&mut text)?;
-    Ok((text, listener))
-}
-
 /// The stage's whole life. Reads a [`BoxSpec`] from standard input.
 pub fn run() -> i32 {
     match try_run() {
@@ -176,7 +138,7 @@ fn say(report: &Report) {
 fn try_run() -> Result<(), Failure> {
     let thread = SingleThread::witness().or_fail("starting the stage")?;
     let (text, bound) =
-        listen_for_work(rustix::stdio::stdin()).or_fail("reading the description of the box")?;
+        work::receive(rustix::stdio::stdin()).or_fail("reading the description of the box")?;
     let mut spec: BoxSpec = serde_json::from_slice(&text)
         .map_err(io::Error::from)
         .or_fail("reading the description of the box")?;
