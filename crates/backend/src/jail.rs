@@ -193,14 +193,17 @@ impl Jail {
             // There already in a directory that was kept ready; else the stage makes it.
             let _ = stage::give(&spool.join("agent.log"), agent_id, agent_id);
         }
-        let _ = fs::remove_file(request.directory.join("agent.sock"));
+        let listener = self.spares.listener(&request.directory);
+        if listener.is_none() {
+            let _ = fs::remove_file(request.directory.join("agent.sock"));
+        }
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
         let mut hierarchy = Cow::Borrowed(&self.hierarchy);
         let spec = self
             .spec(request, &hierarchy, scope.as_ref(), agent.clone(), watch)
             .map_err(failed("making the cgroup"))?;
-        let mut pid = stages::run(stage, &spec);
+        let mut pid = stages::run(stage, &spec, listener.as_ref());
         if let (Err(problem), Some(_)) = (&pid, &scope)
             && problem.code == Code::Internal
         {
@@ -210,7 +213,7 @@ impl Jail {
             let stage = self.stages.take(&agent).map_err(failed("starting the agent's program"))?;
             let spec =
                 self.spec(request, &hierarchy, None, agent, watch).map_err(failed("describing the box"))?;
-            pid = stages::run(stage, &spec);
+            pid = stages::run(stage, &spec, listener.as_ref());
         } else if let (Ok(pid), Some(scope)) = (&pid, &scope)
             && !scope.holds(*pid)
         {
@@ -278,6 +281,8 @@ impl Backend for Jail {
 
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
         let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
+        // Of a box that was never made.
+        drop(self.spares.listener(directory));
         let mut agents: Vec<i32> =
             placed.filter(|placed| self.is_alive(placed)).map(|placed| placed.pid).into_iter().collect();
         // No namespace ends with a weak agent: runners that could not end their processes are looked for as well.

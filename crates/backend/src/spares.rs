@@ -5,7 +5,10 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::{
+        fs::{DirBuilderExt, PermissionsExt},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
     sync::{
         Mutex,
@@ -29,12 +32,27 @@ pub(crate) struct Spares {
     place: PathBuf,
     made: AtomicU32,
     workspace: Mutex<Option<Ready>>,
-    directory: Mutex<Option<PathBuf>>,
+    directory: Mutex<Option<Directory>>,
+    /// Of directories that have become a sandbox's, until its box is made.
+    listeners: Mutex<Vec<(PathBuf, UnixListener)>>,
+}
+
+#[derive(Debug)]
+struct Directory {
+    path: PathBuf,
+    /// Bound in it; missing where the name would be too long.
+    listener: Option<UnixListener>,
 }
 
 impl Spares {
     pub(crate) fn new(place: PathBuf) -> Self {
-        Self { place, made: AtomicU32::new(0), workspace: Mutex::new(None), directory: Mutex::new(None) }
+        Self {
+            place,
+            made: AtomicU32::new(0),
+            workspace: Mutex::new(None),
+            directory: Mutex::new(None),
+            listeners: Mutex::default(),
+        }
     }
 
     /// One more sandbox was made.
@@ -56,12 +74,21 @@ impl Spares {
     pub(crate) fn directory(&self, wanted: &Path) -> io::Result<()> {
         if let Some(ready) = lock(&self.directory).take() {
             // Fails where there is something already: a sandbox that comes back over its files.
-            if fs::rename(&ready, wanted).is_ok() {
+            if fs::rename(&ready.path, wanted).is_ok() {
+                let listener = ready.listener.map(|listener| (wanted.to_owned(), listener));
+                lock(&self.listeners).extend(listener);
                 return Ok(());
             }
-            let _ = fs::remove_dir_all(&ready);
+            let _ = fs::remove_dir_all(&ready.path);
         }
         fs::create_dir_all(wanted)
+    }
+
+    /// The agent's socket in this directory, if it is bound already.
+    pub(crate) fn listener(&self, directory: &Path) -> Option<UnixListener> {
+        let mut all = lock(&self.listeners);
+        let at = all.iter().position(|(path, _)| path == directory)?;
+        Some(all.swap_remove(at).1)
     }
 
     /// Prepares for the next sandbox; called when nobody waits.
@@ -87,7 +114,7 @@ impl Spares {
     }
 
     /// With what every sandbox has in it: on some file systems a new file takes as long as a namespace.
-    fn make_directory(&self) -> io::Result<PathBuf> {
+    fn make_directory(&self) -> io::Result<Directory> {
         self.remove_strays();
         let path = self.place.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir_all(&self.place)?;
@@ -96,7 +123,8 @@ impl Spares {
             fs::create_dir(path.join(name))?;
         }
         fs::File::create(path.join("spool/agent.log"))?.set_permissions(fs::Permissions::from_mode(0o600))?;
-        Ok(path)
+        let listener = UnixListener::bind(path.join("agent.sock")).ok();
+        Ok(Directory { path, listener })
     }
 
     /// Directories of processes that are gone, and our own of an engine before this one.
@@ -118,7 +146,7 @@ impl Spares {
 impl Drop for Spares {
     fn drop(&mut self) {
         if let Some(directory) = lock(&self.directory).take() {
-            let _ = fs::remove_dir_all(directory);
+            let _ = fs::remove_dir_all(directory.path);
         }
     }
 }

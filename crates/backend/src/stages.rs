@@ -3,14 +3,21 @@
 
 use std::{
     fs, io,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Read},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use carrel_jail::stage::{BoxSpec, Failure, Report};
+use carrel_jail::{
+    stage::{BoxSpec, Failure, Report},
+    work,
+};
 use carrel_proto::problem::{Code, Problem};
 
 /// Of what a program that could not start the stage says.
@@ -21,7 +28,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
 #[derive(Debug, Default)]
-pub(crate) struct Stages(Mutex<Vec<Child>>);
+pub(crate) struct Stages(Mutex<Vec<Stage>>);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,10 +40,10 @@ impl Stages {
         lock(&self.0).extend(start(bare(agent)));
     }
 
-    pub(crate) fn take(&self, agent: &Path) -> io::Result<Child> {
+    pub(crate) fn take(&self, agent: &Path) -> io::Result<Stage> {
         while let Some(mut stage) = lock(&self.0).pop() {
             // One that was not needed at its time may have been ended since.
-            if matches!(stage.try_wait(), Ok(None)) {
+            if matches!(stage.child.try_wait(), Ok(None)) {
                 return Ok(stage);
             }
         }
@@ -47,9 +54,9 @@ impl Stages {
 impl Drop for Stages {
     fn drop(&mut self) {
         // Those that were not needed after all: without a description they end by themselves.
-        for mut stage in std::mem::take(&mut *lock(&self.0)) {
-            drop(stage.stdin.take());
-            let _ = stage.wait();
+        for Stage { mut child, line } in std::mem::take(&mut *lock(&self.0)) {
+            drop(line);
+            let _ = child.wait();
         }
     }
 }
@@ -61,9 +68,16 @@ fn bare(agent: &Path) -> Command {
 }
 
 /// A stage that waits for its description; it ends by itself when none comes.
-pub(crate) fn start(mut command: Command) -> io::Result<Child> {
+#[derive(Debug)]
+pub(crate) struct Stage {
+    child: Child,
+    line: UnixStream,
+}
+
+pub(crate) fn start(mut command: Command) -> io::Result<Stage> {
+    let (line, theirs) = UnixStream::pair()?;
     // What comes on the error stream is from whoever could not even start it.
-    command.arg("stage").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg("stage").stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut tries = 0;
     loop {
         match command.spawn() {
@@ -72,21 +86,20 @@ pub(crate) fn start(mut command: Command) -> io::Result<Child> {
                 tries += 1;
                 std::thread::sleep(BUSY_PAUSE);
             }
-            started => return started,
+            started => return Ok(Stage { child: started?, line }),
         }
     }
 }
 
 /// Gives a stage its work and reads its answer.
-pub(crate) fn run(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
+pub(crate) fn run(mut stage: Stage, spec: &BoxSpec, listener: Option<&UnixListener>) -> Result<i32, Problem> {
     let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
-    if let Some(mut stdin) = stage.stdin.take() {
-        let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
-        // A stage that has died says why on the other pipe, or by its exit.
-        let _ = stdin.write_all(&text);
-    }
+    let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
+    // A stage that has died says why on the other line, or by its exit.
+    let _ = work::send(&stage.line, &text, listener);
+    drop(stage.line);
     let mut pid = None;
-    if let Some(stdout) = stage.stdout.take() {
+    if let Some(stdout) = stage.child.stdout.take() {
         for line in BufReader::new(stdout).lines() {
             match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
                 Report::Pid(number) => pid = Some(number),
@@ -94,10 +107,10 @@ pub(crate) fn run(mut stage: Child, spec: &BoxSpec) -> Result<i32, Problem> {
             }
         }
     }
-    stage.wait().map_err(broken)?;
+    stage.child.wait().map_err(broken)?;
     pid.ok_or_else(|| {
         let mut said = String::new();
-        let _ = stage.stderr.take().map(|stderr| stderr.take(MAX_SAID).read_to_string(&mut said));
+        let _ = stage.child.stderr.take().map(|stderr| stderr.take(MAX_SAID).read_to_string(&mut said));
         Problem::internal(format!("the stage ended without a word. {}", said.trim()))
     })
 }

@@ -16,9 +16,13 @@ pub mod registry;
 pub mod sandboxes;
 mod sweep;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
-use carrel_backend::{Backend, jail::Jail};
+use carrel_backend::{Backend, environment::Environment, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
 use crate::registry::Registry;
@@ -42,7 +46,12 @@ pub struct Engine {
     registry: Registry,
     backend: Arc<dyn Backend>,
     jail: Arc<Jail>,
+    /// The preset that was looked up last, and when.
+    preset: Mutex<Option<(Instant, Environment)>>,
 }
+
+/// So long the host's interpreters are taken to be where they were. Looking takes a stat of every place they could be.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Opens the state directory, making it if it is new.
@@ -59,7 +68,7 @@ impl Engine {
         let registry = Registry::open(&state.join("registry.db"))?;
         let jail = Arc::new(Jail::new(&state));
         let settings = Settings { state, ..settings };
-        Ok(Self { settings, registry, backend: jail.clone(), jail })
+        Ok(Self { settings, registry, backend: jail.clone(), jail, preset: Mutex::default() })
     }
 
     pub fn environments(&self) -> &Environments {
@@ -75,6 +84,24 @@ impl Engine {
         &self,
     ) -> std::collections::BTreeMap<carrel_proto::guest::Language, carrel_proto::guest::Interpreter> {
         carrel_backend::host::HostInterpreters::find(&self.derived()).interpreters
+    }
+
+    /// The software of an environment.
+    pub(crate) fn environment(&self, name: &str) -> Result<Environment, Problem> {
+        let preset = matches!(self.settings.environments.source(name)?, Source::Preset(_));
+        let mut last = self.preset.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((looked, known)) = last.as_ref()
+            && preset
+            && known.name == name
+            && looked.elapsed() < LOOK_AGAIN
+        {
+            return Ok(known.clone());
+        }
+        let found = self.settings.environments.resolve(name, &self.derived())?;
+        if preset {
+            *last = Some((Instant::now(), found.clone()));
+        }
+        Ok(found)
     }
 
     /// Where what is derived from the host is kept.

@@ -25,6 +25,11 @@ fn path(state: &Path, id: &SandboxId) -> PathBuf {
     state.join("locks").join(id.as_str())
 }
 
+/// A lock file that is nobody's, for the next sandbox. Not among the others: there every file is a sandbox's.
+fn free(state: &Path) -> PathBuf {
+    state.join("free.lock")
+}
+
 fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
@@ -52,6 +57,13 @@ impl Lock {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// The lock of a sandbox that nobody knows yet. The file of one that is gone serves again: on some file systems a new
+    /// one takes a millisecond. Whoever still waits at it for the old sandbox looks at its name next, and goes.
+    pub(crate) async fn take_new(state: &Path, id: &SandboxId) -> Result<Self, Problem> {
+        let _ = std::fs::rename(free(state), path(state, id));
+        Self::take(state, id).await
     }
 
     /// Waits for it.
@@ -83,6 +95,9 @@ impl Lock {
 
     /// The sandbox is gone: so is its lock. Whoever waits for it looks into the registry next.
     pub(crate) fn discard(self) {
-        let _ = std::fs::remove_file(&self.path);
+        let state = self.path.parent().and_then(Path::parent).unwrap_or(&self.path);
+        if std::fs::rename(&self.path, free(state)).is_err() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }

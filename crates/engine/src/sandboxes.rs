@@ -194,7 +194,7 @@ impl Engine {
             .map_err(Problem::internal)?;
         let id = SandboxId::from_random(random);
         // Before the row, so that nobody ever sees the row with a free lock while we live.
-        let lock = Lock::take(&self.settings.state, &id).await?;
+        let lock = Lock::take_new(&self.settings.state, &id).await?;
         let Some(record) = self.registry.claim(&id, key, &spec)? else {
             lock.discard();
             return Ok(None);
@@ -223,7 +223,7 @@ impl Engine {
         });
         made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
-        let environment = self.settings.environments.resolve(&record.spec.environment, &self.derived())?;
+        let environment = self.environment(&record.spec.environment)?;
         let request = BoxRequest {
             id: record.id.clone(),
             number: record.number,

@@ -22,4 +22,5 @@ pub mod stage;
 pub mod sys;
 pub mod tree;
 pub mod userns;
+pub mod work;
 pub mod workspace;

@@ -8,12 +8,13 @@
 //!                         │ says the child's pid  │ assembles the root, drops capabilities
 //!                         └ exits                 └ becomes the agent: pid 1 of the box
 //! ```
+//! Its standard input is a socket, on which its work comes and, where it was bound in advance, the agent's own socket.
 //! The stage answers on its standard output: one [`Report`] per line. End of file without an error is success,
 //! because the child's copy closes when it becomes the agent.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{net::UnixListener, process::CommandExt},
@@ -35,6 +36,7 @@ use crate::{
     caps, mounts, net, session,
     sys::{self, Forked, SingleThread},
     userns::{self, Ids},
+    work,
 };
 
 /// Everything a stage needs.
@@ -135,10 +137,11 @@ fn say(report: &Report) {
 
 fn try_run() -> Result<(), Failure> {
     let thread = SingleThread::witness().or_fail("starting the stage")?;
-    let mut text = String::new();
-    io::stdin().read_to_string(&mut text).or_fail("reading the description of the box")?;
-    let mut spec: BoxSpec =
-        serde_json::from_str(&text).map_err(io::Error::from).or_fail("reading the description of the box")?;
+    let (text, bound) =
+        work::receive(rustix::stdio::stdin()).or_fail("reading the description of the box")?;
+    let mut spec: BoxSpec = serde_json::from_slice(&text)
+        .map_err(io::Error::from)
+        .or_fail("reading the description of the box")?;
     // Away from the caller's terminal: its ctrl-C and hang-up are not the box's.
     let _ = setsid();
     std::env::set_current_dir(&spec.directory).or_fail("entering the sandbox's directory")?;
@@ -151,8 +154,11 @@ fn try_run() -> Result<(), Failure> {
         None => None,
     };
     let meters = Handover::open(&spec.cgroup)?;
-    // Relative, so that a deep state directory does not pass the length of a socket's name.
-    let listener = UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?;
+    let listener = match bound {
+        Some(listener) => UnixListener::from(listener),
+        // Relative, so that a deep state directory does not pass the length of a socket's name.
+        None => UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?,
+    };
 
     match spec.isolation.clone() {
         Isolation::Weak => {
