@@ -33,8 +33,8 @@ use std::{
     time::Duration,
 };
 
-use carrel_engine::{Engine, Settings, Wish};
-use carrel_proto::problem::Problem;
+use carrel_engine::{Engine, Record, Settings, Wish};
+use carrel_proto::{id::SandboxId, problem::Problem};
 use tokio::sync::OnceCell;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -114,6 +114,18 @@ impl Server {
             opened.await.map_err(Problem::internal)?
         };
         self.engine.get_or_try_init(open).await
+    }
+
+    /// A sandbox of this scope, whether it lives or not.
+    async fn known(&self, scope: &Scope, id: &SandboxId) -> Result<(&Engine, Record), Problem> {
+        let engine = self.engine().await?;
+        Ok((engine, scope.check(id, engine.record(id)?)?))
+    }
+
+    /// A sandbox of this scope, brought back if it does not live.
+    async fn living(&self, scope: &Scope, id: &SandboxId) -> Result<(&Engine, Record), Problem> {
+        let (engine, record) = self.known(scope, id).await?;
+        Ok((engine, engine.existing(record.id.as_str(), None).await?.record))
     }
 
     /// Opens the engine ahead of the first call.

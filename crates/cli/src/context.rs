@@ -1,10 +1,7 @@
 //! What every command that touches sandboxes needs: the engine, the settings, and the notes it owes the user.
 
-use carrel_engine::{Engine, Found, Note, Record, Wish};
+use carrel_engine::{Engine, Found, Record, Wish};
 use carrel_proto::{
-    guest::EndReason,
-    id::SessionName,
-    message::OpenSession,
     outcome::{Cause, Outcome},
     problem::Problem,
 };
@@ -35,7 +32,7 @@ impl<'a> Context<'a> {
         let found = self.engine.existing(&target.name, Some(&target.key)).await?;
         drop(progress);
         if let Some(note) = found.note {
-            self.output.note(note_text(note, &target.name));
+            self.output.note(note.text(&target.name));
         }
         Ok(found.record)
     }
@@ -47,31 +44,6 @@ impl<'a> Context<'a> {
             return self.engine.existing(&target.name, None).await;
         }
         self.engine.sandbox(&target.key, wish).await
-    }
-
-    /// Opens a session other than the default one, unless it is open.
-    pub(crate) async fn session(&self, record: &Record, session: &SessionName) -> Result<(), Problem> {
-        if *session != SessionName::main() {
-            let open = OpenSession { name: session.clone(), cwd: None, env: Default::default() };
-            self.engine.session(record, open).await?;
-        }
-        Ok(())
-    }
-}
-
-/// A note in words.
-pub(crate) fn note_text(note: Note, name: &str) -> String {
-    match note {
-        Note::Ended(reason) => {
-            let why = match reason {
-                EndReason::Idle => "idle",
-                EndReason::Lifetime => "its lifetime was over",
-                EndReason::Closed => "closed",
-            };
-            format!("session '{name}' had ended ({why}); this is a new one")
-        }
-        Note::Revived => "the sandbox had died; files are kept, interpreters start anew".to_owned(),
-        Note::Reopened => "the sandbox had been closed; files are kept, interpreters start anew".to_owned(),
     }
 }
 

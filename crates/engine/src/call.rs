@@ -176,6 +176,15 @@ impl Engine {
         }
     }
 
+    /// Makes sure that a session is open which nothing is asked of but its name.
+    pub async fn ensure_session(&self, record: &Record, name: &SessionName) -> Result<(), Problem> {
+        if *name != SessionName::main() {
+            let open = OpenSession { name: name.clone(), cwd: None, env: Default::default() };
+            self.session(record, open).await?;
+        }
+        Ok(())
+    }
+
     pub async fn close_session(&self, record: &Record, name: &SessionName) -> Result<(), Problem> {
         self.ask(record, &Request::CloseSession { name: name.clone() }).await.map(drop)
     }

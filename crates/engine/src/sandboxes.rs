@@ -63,6 +63,26 @@ pub enum Note {
     Reopened,
 }
 
+impl Note {
+    /// In words, for the caller who named the sandbox `name`.
+    pub fn text(self, name: &str) -> String {
+        match self {
+            Note::Ended(reason) => {
+                let why = match reason {
+                    EndReason::Idle => "idle",
+                    EndReason::Lifetime => "its lifetime was over",
+                    EndReason::Closed => "closed",
+                };
+                format!("session '{name}' had ended ({why}); this is a new one")
+            }
+            Note::Revived => "the sandbox had died; files are kept, interpreters start anew".to_owned(),
+            Note::Reopened => {
+                "the sandbox had been closed; files are kept, interpreters start anew".to_owned()
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Found {
     pub record: Record,

@@ -1,6 +1,6 @@
 //! The `sandbox_…` tools: names and shapes are a contract with agents that were written for it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use carrel_engine::{Engine, Record, Wish, call::Output};
@@ -25,9 +25,8 @@ use super::{
     compute,
     files::Made,
     follow::{Client, End, Queue, Transcript, follow},
-    report::{Report, note},
+    report::Report,
     scope::Scope,
-    text::{Section, fit},
 };
 
 /// Bytes of a read that asks for no number.
@@ -188,11 +187,8 @@ struct Desk<'a> {
 
 impl Desk<'_> {
     /// The sandbox of an id, alive.
-    async fn sandbox(&self, id: &SandboxId) -> Result<(&Engine, Arc<Record>), Problem> {
-        let engine = self.server.engine().await?;
-        let known = self.scope.check(id, engine.record(id)?)?;
-        let found = engine.existing(known.id.as_str(), None).await?;
-        Ok((engine, Arc::new(found.record)))
+    async fn sandbox(&self, id: &SandboxId) -> Result<(&Engine, Record), Problem> {
+        self.server.living(self.scope, id).await
     }
 
     async fn open(&self, arguments: Option<JsonObject>) -> Result<Answer, Problem> {
@@ -208,7 +204,7 @@ impl Desk<'_> {
             "workdir": WORKSPACE,
             "created": found.created,
         });
-        let words = found.note.map(|told| note(told, &place.name)).into_iter().collect();
+        let words = found.note.map(|told| told.text(&place.name)).into_iter().collect();
         Ok(Answer::new(object).words(words))
     }
 
@@ -243,10 +239,7 @@ impl Desk<'_> {
     }
 
     fn ended(&self, record: &Record, outcome: &Outcome, transcript: &Transcript) -> Answer {
-        let (stdout, stderr) = (Section::new(&transcript.stdout), Section::new(&transcript.stderr));
-        let mut fitted = fit(&[&stdout, &stderr], self.server.options.max_chars).into_iter();
-        let (stdout, cut_out) = fitted.next().unwrap_or_default();
-        let (stderr, cut_err) = fitted.next().unwrap_or_default();
+        let (stdout, stderr, cut) = transcript.streams(self.server.options.max_chars);
         let report = Report {
             record,
             session: "",
@@ -263,7 +256,7 @@ impl Desk<'_> {
             "stderr": stderr,
             "status": "completed",
         });
-        let words = report.status(cut_out || cut_err, 0);
+        let words = report.status(cut, 0);
         // A command's own exit code is an answer; what ended it from outside is a failure.
         Answer::new(object).words(words).failed(outcome.problem.is_some())
     }
@@ -400,8 +393,7 @@ impl Desk<'_> {
 
     async fn close(&self, arguments: Option<JsonObject>) -> Result<Answer, Problem> {
         let CloseArguments { sandbox_id, delete_workspace } = parse(arguments)?;
-        let engine = self.server.engine().await?;
-        let record = self.scope.check(&sandbox_id, engine.record(&sandbox_id)?)?;
+        let (engine, record) = self.server.known(self.scope, &sandbox_id).await?;
         if let Some(key) = &record.key {
             self.server.lines.forget(key);
         }

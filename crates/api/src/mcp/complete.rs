@@ -43,8 +43,7 @@ async fn own(
 
 async fn execs(server: &Server, scope: &Scope, id: Option<String>) -> Result<Vec<String>, Problem> {
     let Some(id) = id.and_then(|id| id.parse::<SandboxId>().ok()) else { return Ok(Vec::new()) };
-    let engine = server.engine().await?;
-    let record = scope.check(&id, engine.record(&id)?)?;
+    let (engine, record) = server.known(scope, &id).await?;
     Ok(engine.execs(&record).await?.into_iter().map(|info| info.exec.to_string()).collect())
 }
 
@@ -55,8 +54,7 @@ async fn paths(
     value: &str,
 ) -> Result<Vec<String>, Problem> {
     let Some(id) = id.and_then(|id| id.parse::<SandboxId>().ok()) else { return Ok(Vec::new()) };
-    let engine = server.engine().await?;
-    let record = scope.check(&id, engine.record(&id)?)?;
+    let (engine, record) = server.known(scope, &id).await?;
     let (above, _) = value.rsplit_once('/').unwrap_or(("", value));
     let Ok(directory) = GuestPath::parse(if above.is_empty() { "." } else { above }) else {
         return Ok(Vec::new());

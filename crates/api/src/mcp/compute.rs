@@ -19,7 +19,6 @@ use super::{
     arguments::{Seconds, millis, parse},
     code::Answer,
     follow::{Client, End, Queue, Transcript, follow},
-    text::{Section, fit},
 };
 
 #[derive(Debug, Deserialize)]
@@ -94,15 +93,14 @@ impl Once<'_> {
         let End::Finished(outcome) = follow(&mut call, &mut transcript, client, queue).await? else {
             return Err(Problem::internal("a single run was put off"));
         };
-        let (stdout, stderr) = (Section::new(&transcript.stdout), Section::new(&transcript.stderr));
-        let mut fitted = fit(&[&stdout, &stderr], options.max_chars).into_iter().map(|(text, _)| text);
+        let (stdout, stderr, _) = transcript.streams(options.max_chars);
         let mut object = json!({
             "ok": outcome.exit_code == 0 && outcome.problem.is_none(),
             "runtime": wanted,
             "exit_code": outcome.exit_code,
             "duration_ms": outcome.receipt.duration_us / 1000,
-            "stdout": fitted.next(),
-            "stderr": fitted.next(),
+            "stdout": stdout,
+            "stderr": stderr,
         });
         if let Some(problem) = &outcome.problem {
             object["error"] = format!("{}: {}", problem.code.as_str(), problem.message).into();

@@ -25,7 +25,7 @@ use rmcp::{
 use tokio::time::{MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
-use super::text::clean;
+use super::text::{Section, clean, fit};
 use crate::kept::Kept;
 
 /// Between two words of progress.
@@ -67,6 +67,15 @@ impl Transcript {
             Output::Started(_) | Output::Paused { .. } | Output::Display(_) => {}
         }
         None
+    }
+
+    /// Both streams as text within one budget, and whether something of them is missing.
+    pub(super) fn streams(&self, chars: usize) -> (String, String, bool) {
+        let (stdout, stderr) = (Section::new(&self.stdout), Section::new(&self.stderr));
+        let mut fitted = fit(&[&stdout, &stderr], chars).into_iter();
+        let (stdout, stdout_cut) = fitted.next().unwrap_or_default();
+        let (stderr, stderr_cut) = fitted.next().unwrap_or_default();
+        (stdout, stderr, stdout_cut || stderr_cut)
     }
 
     /// The newest line or two.

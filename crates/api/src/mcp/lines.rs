@@ -13,7 +13,6 @@ use carrel_engine::{Engine, Note, Record, Wish, call::AgentLink};
 use carrel_proto::{
     guest::Language,
     id::{Key, SessionName},
-    message::OpenSession,
     problem::Problem,
 };
 
@@ -84,10 +83,7 @@ impl Lines {
         let record = Arc::new(found.record);
         let language =
             engine.environments().language(&record.spec.environment, wish.environment.as_deref())?;
-        if place.session != SessionName::main() {
-            let open = OpenSession { name: place.session.clone(), cwd: None, env: Default::default() };
-            engine.session(&record, open).await?;
-        }
+        engine.ensure_session(&record, &place.session).await?;
         let link = engine.connect(&record).await?;
         let known = self.remember(place, wish, &record, language);
         let newly = !found.created && !known;

@@ -1,9 +1,8 @@
 //! A call's result as a model reads it: stdout, stderr under a heading, the value, and one status line when there is
 //! something worth saying. Complete in itself, because many clients show nothing but the text.
 
-use carrel_engine::{Note, Record};
+use carrel_engine::Record;
 use carrel_proto::{
-    guest::EndReason,
     id::ExecId,
     limits::ByteSize,
     message::{Display, DisplayKind},
@@ -189,22 +188,6 @@ pub(super) fn failure(problem: &Problem) -> CallToolResult {
         _ => {}
     }
     CallToolResult::error(vec![ContentBlock::text(text)])
-}
-
-/// What a caller should know of the sandbox it got.
-pub(super) fn note(note: Note, session: &str) -> String {
-    match note {
-        Note::Ended(reason) => {
-            let why = match reason {
-                EndReason::Idle => "idle for too long",
-                EndReason::Lifetime => "its lifetime was over",
-                EndReason::Closed => "closed",
-            };
-            format!("session `{session}` had ended ({why}); this is a new, empty one")
-        }
-        Note::Revived => "the sandbox had died: files are kept, variables are gone".to_owned(),
-        Note::Reopened => "the sandbox had been closed: files are kept, variables are gone".to_owned(),
-    }
 }
 
 /// Values as text, pictures as they are.

@@ -74,9 +74,7 @@ pub(super) async fn read(server: &Server, scope: &Scope, text: &str) -> Result<R
     let contents = match Address::parse(text)? {
         Address::Environments => vec![environments(server, text)],
         Address::File { sandbox, path } => {
-            let engine = server.engine().await?;
-            let record = scope.check(&sandbox, engine.record(&sandbox)?)?;
-            let record = engine.existing(record.id.as_str(), None).await?.record;
+            let (engine, record) = server.living(scope, &sandbox).await?;
             let root = engine.files(&record)?;
             let text = text.to_owned();
             let reading = tokio::task::spawn_blocking(move || file(&root, &record, &path, text));

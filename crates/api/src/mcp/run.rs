@@ -22,7 +22,7 @@ use super::{
     files::{Made, mark},
     follow::{Client, End, Queue, Transcript, busy_with, follow},
     lines::Line,
-    report::{Report, note},
+    report::Report,
     scope::{Place, Scope},
     tasks, uri,
 };
@@ -103,7 +103,7 @@ impl Running<'_> {
     /// An error comes with a word on whether the call had begun.
     async fn run_on(&self, line: Line, client: &Client) -> Result<CallToolResponse, (Problem, bool)> {
         let Line { record, language, link, note: told, found, kept: _ } = line;
-        let mut notes: Vec<String> = told.map(|told| note(told, &self.place.name)).into_iter().collect();
+        let mut notes: Vec<String> = told.map(|told| told.text(&self.place.name)).into_iter().collect();
         if found {
             notes.extend(self.still_running(&record).await);
         }
@@ -175,9 +175,7 @@ pub(super) async fn result_of(
     exec: &ExecId,
     chars: usize,
 ) -> Result<(CallToolResult, Option<Outcome>), Problem> {
-    let engine = server.engine().await?;
-    let record = scope.check(sandbox, engine.record(sandbox)?)?;
-    let record = engine.existing(record.id.as_str(), None).await?.record;
+    let (engine, record) = server.living(scope, sandbox).await?;
     let mut call = engine.attach(&record, exec, 0, false).await?;
     let mut transcript = Transcript::new(chars);
     let outcome = loop {

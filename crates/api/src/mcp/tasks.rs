@@ -52,8 +52,7 @@ pub(super) async fn get(server: &Server, scope: &Scope, text: &str) -> Result<Ge
 
 pub(super) async fn cancel(server: &Server, scope: &Scope, text: &str) -> Result<(), Problem> {
     let (sandbox, exec) = parse(text)?;
-    let engine = server.engine().await?;
-    let record = scope.check(&sandbox, engine.record(&sandbox)?)?;
+    let (engine, record) = server.known(scope, &sandbox).await?;
     match engine.cancel(&record, &exec).await {
         Err(problem) if problem.code != Code::ExecEnded => Err(problem),
         _ => Ok(()),

@@ -50,9 +50,7 @@ impl Watch {
             Address::File { sandbox, path } => (sandbox, Some(path), None),
             Address::Exec { sandbox, exec } => (sandbox, None, Some(exec)),
         };
-        let engine = server.engine().await?;
-        let record = scope.check(&sandbox, engine.record(&sandbox)?)?;
-        let record = engine.existing(record.id.as_str(), None).await?.record;
+        let (engine, record) = server.living(scope, &sandbox).await?;
         match (path, exec) {
             (Some(path), _) => {
                 FileWatch::begin(engine, &record, &path, since).map(|watch| Watch::File(Box::new(watch)))

@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
         cancel_on_disconnect: args.tty,
     };
     let record = context.existing(&args.name).await?;
-    context.session(&record, &request.session).await?;
+    context.engine.ensure_session(&record, &request.session).await?;
     if args.detach {
         return detach(request, &record, context).await;
     }

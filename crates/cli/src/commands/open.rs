@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::{
     args::Open,
     commands::{ls, run::ignored},
-    context::{Context, note_text},
+    context::Context,
 };
 
 pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, Problem> {
@@ -18,9 +18,8 @@ pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, 
     }
     let found =
         context.sandbox(&args.name, &context.settings.wish(args.making.environment.as_deref())).await?;
-    context.session(&found.record, &args.name.session()).await?;
-    let mut notes: Vec<String> =
-        found.note.map(|note| note_text(note, &args.name.name)).into_iter().collect();
+    context.engine.ensure_session(&found.record, &args.name.session()).await?;
+    let mut notes: Vec<String> = found.note.map(|note| note.text(&args.name.name)).into_iter().collect();
     notes.extend(ignored(&args.making, found.created));
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     if context.output.json {

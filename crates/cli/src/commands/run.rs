@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::{
     args::{Making, Run},
-    context::{Context, exit_code, note_text, signal_code},
+    context::{Context, exit_code, signal_code},
     live::{Images, Live},
     output::Output,
     progress::Progress,
@@ -66,9 +66,8 @@ async fn place(
             return Ok::<_, Problem>(Place { record, session: SessionName::main(), note: None });
         };
         let found = context.sandbox(target, &wish).await?;
-        context.session(&found.record, &target.session()).await?;
-        let mut notes: Vec<String> =
-            found.note.map(|note| note_text(note, &target.name)).into_iter().collect();
+        context.engine.ensure_session(&found.record, &target.session()).await?;
+        let mut notes: Vec<String> = found.note.map(|note| note.text(&target.name)).into_iter().collect();
         notes.extend(ignored(&args.making, found.created));
         let note = (!notes.is_empty()).then(|| notes.join("; "));
         Ok(Place { record: found.record, session: target.session(), note })

@@ -23,7 +23,7 @@ pub(crate) async fn run(args: &ShellArgs, context: &Context<'_>) -> Result<ExitC
     })?;
     let record = context.existing(&args.name).await?;
     let session = args.name.session();
-    context.session(&record, &session).await?;
+    context.engine.ensure_session(&record, &session).await?;
     let status = context.engine.status(&record).await?;
     let interpreter =
         status.interpreters.get(&language).filter(|found| !found.program.is_empty()).ok_or_else(|| {
