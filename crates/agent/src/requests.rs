@@ -16,7 +16,7 @@ use carrel_proto::{
 };
 
 use crate::{
-    calls::{Exec, State},
+    calls::{Exec, State, unix_ms},
     connection::Follower,
     output::Output,
     process::Role,
@@ -116,10 +116,10 @@ impl Agent {
         let places = &self.config.places;
         let mut env = self.config.variables.clone();
         env.insert("HOME".into(), places.home.clone());
-        env.extend(open.env);
+        env.extend(open.env.clone());
         let cwd = open.cwd.unwrap_or_else(|| places.workspace.clone());
         env.insert("PWD".into(), cwd.clone());
-        let session = Session::open(&self.thread, &self.config, cwd, env)
+        let session = Session::open(&self.thread, &self.config, cwd, env, open.env)
             .map_err(|error| Problem::internal(format!("opening session `{}`: {error}", open.name)))?;
         self.sessions.insert(open.name, session);
         Ok(())
@@ -152,7 +152,7 @@ impl Agent {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let sessions = self.sessions.keys().map(|name| SessionInfo {
+        let sessions = self.sessions.iter().map(|(name, session)| SessionInfo {
             name: name.clone(),
             interpreters: self
                 .interpreters
@@ -160,6 +160,9 @@ impl Agent {
                 .filter(|(id, _)| self.processes.get(id).is_some_and(|process| process.session == *name))
                 .map(|(_, interpreter)| interpreter.language)
                 .collect(),
+            cwd: session.cwd.clone(),
+            env: session.own.clone(),
+            opened_unix_ms: unix_ms(session.opened),
         });
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Status {

@@ -8,6 +8,7 @@ use crate::{id::SandboxId, limits::Limits};
 
 /// A language that has a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Language {
     Python,
@@ -33,6 +34,7 @@ impl Language {
 
 /// How to start one interpreter inside the box.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Interpreter {
     /// Absolute path inside the box.
@@ -40,9 +42,11 @@ pub struct Interpreter {
     pub version: String,
     /// Directories with third-party modules (python: site-packages).
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
     pub site: Vec<String>,
     /// What was looked for and not found, when `program` is empty.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
     pub missing: String,
 }
 
@@ -120,6 +124,7 @@ pub struct AgentConfig {
 
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
     Idle,

@@ -112,8 +112,11 @@ pub struct Exec {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PtySize {
+    #[cfg_attr(feature = "schema", schema(maximum = 65535))]
     pub rows: u16,
+    #[cfg_attr(feature = "schema", schema(maximum = 65535))]
     pub cols: u16,
 }
 
@@ -167,12 +170,14 @@ impl Event {
 /// A value in every form its type offers, as in Jupyter: binary forms are base64. Travels as a chunk of the
 /// stream [`crate::frame::Stream::Display`], in order with the output around it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Display {
     pub kind: DisplayKind,
     pub mime: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum DisplayKind {
     /// The value of the last expression.
@@ -183,6 +188,7 @@ pub enum DisplayKind {
 
 /// One line of a listing of runs and execs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecInfo {
     pub exec: ExecId,
     pub session: SessionName,
@@ -190,10 +196,12 @@ pub struct ExecInfo {
     pub running: bool,
     pub started_unix_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub outcome: Option<Outcome>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum What {
     Run { language: Language },
@@ -211,8 +219,46 @@ pub struct Status {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SessionInfo {
     pub name: SessionName,
     /// Interpreters that are up.
     pub interpreters: Vec<Language>,
+    /// Where its commands and interpreters start.
+    pub cwd: String,
+    /// Its own variables, beyond those that every session has.
+    pub env: BTreeMap<String, String>,
+    pub opened_unix_ms: u64,
+}
+
+/// A TCP port that something in the sandbox listens on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PortInfo {
+    pub port: u16,
+    /// `0.0.0.0` and `::` are all addresses.
+    pub address: String,
+}
+
+/// What a sandbox uses now, and used so far.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Usage {
+    /// Of the whole sandbox where a cgroup measures it, else of its processes.
+    pub memory: u64,
+    /// The highest so far; none where no cgroup measures it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub peak_memory: Option<u64>,
+    /// CPU time since the sandbox was made; where no cgroup measures it, of the processes that are there now.
+    pub cpu_us: u64,
+    pub processes: u32,
+    /// Bytes of the workspace that are taken, and how many there are.
+    pub disk_used: u64,
+    pub disk_limit: u64,
+    pub uptime_ms: u64,
+    /// Since the last call ended; 0 while one is under way.
+    pub idle_ms: u64,
+    /// Runs and execs under way.
+    pub running: u32,
 }
