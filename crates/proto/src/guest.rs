@@ -91,6 +91,10 @@ pub struct Meters {
     pub cpu: Option<i32>,
     /// `pids.events`: has a line `max N`.
     pub pids: Option<i32>,
+    /// `memory.current` or `memory.usage_in_bytes`.
+    pub memory: Option<i32>,
+    /// `pids.current`.
+    pub processes: Option<i32>,
 }
 
 /// The agent's whole configuration, handed over once at the start.

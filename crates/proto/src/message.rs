@@ -12,19 +12,24 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    files::{FileReply, FileRequest},
+    files::{Content, FileReply, FileRequest},
     guest::{Interpreter, Language},
     id::{ExecId, SessionName},
+    limits::Limits,
     outcome::Outcome,
     problem::Problem,
 };
 
 /// Raised with every incompatible change. Engine and agent of different versions refuse each other politely.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Largest piece of code of one run.
 pub const MAX_CODE: usize = 8 << 20;
 /// Most arguments plus variables of an exec: the kernel's own bound is near 2 MiB in bytes.
 pub const MAX_ARGS: usize = 16 * 1024;
+/// Most bytes of a session's variables, names included: half of what the kernel takes for a whole command.
+pub const MAX_VARIABLES: usize = 1 << 20;
+/// Longest variable, name and `=` included: the kernel's own bound, less the final zero.
+pub const MAX_VARIABLE: usize = (128 << 10) - 1;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -46,7 +51,13 @@ pub enum Request {
         exec: ExecId,
         timeout_ms: u64,
     },
-    /// End of the exec's input. Input itself comes as data frames on the tag of its `Exec` or `Attach`.
+    /// Input for an exec from anyone: at most [`crate::frame::MAX_DATA`] bytes. Answered when all of it is taken or queued;
+    /// one that is not taken in time is refused as a whole.
+    WriteStdin {
+        exec: ExecId,
+        data: Content,
+    },
+    /// End of the exec's input. Input also comes as data frames on the tag of its `Exec` or `Attach`.
     CloseStdin {
         exec: ExecId,
     },
@@ -68,7 +79,29 @@ pub enum Request {
     CloseSession {
         name: SessionName,
     },
+    /// Changes the session's variables, for what starts from now on and for the next run of interpreters that are up.
+    SetEnv {
+        session: SessionName,
+        #[serde(default)]
+        set: BTreeMap<String, String>,
+        #[serde(default)]
+        unset: Vec<String>,
+    },
     Status,
+    Usage,
+    /// What listens in the sandbox.
+    Ports,
+    /// A TCP connection to a port of the sandbox. `Dialed` carries its socket beside the frame's first byte (`SCM_RIGHTS`);
+    /// it may still be connecting.
+    Dial {
+        port: u16,
+    },
+    /// Other limits and times for a sandbox that lives. The agent takes what it holds itself.
+    Configure {
+        limits: Limits,
+        idle_timeout_s: u64,
+        max_lifetime_s: u64,
+    },
     Files(FileRequest),
     /// Ends the sandbox.
     Shutdown,
@@ -152,6 +185,11 @@ pub enum Event {
         execs: Vec<ExecInfo>,
     },
     Status(Status),
+    Usage(Usage),
+    Ports {
+        ports: Vec<PortInfo>,
+    },
+    Dialed,
     Files(FileReply),
     Done,
     Failed(Problem),
