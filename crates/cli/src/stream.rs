@@ -206,7 +206,7 @@ fn take(piece: Piece<'_>, sink: &mut impl Sink) -> Result<Option<End>, Problem> 
     match piece {
         Piece::Started(exec) => sink.started(&exec),
         Piece::Bytes { stream, offset, bytes, .. } => sink.bytes(stream, offset, bytes)?,
-        Piece::Display(display) => sink.display(display)?,
+        Piece::Display { display, .. } => sink.display(display)?,
         Piece::Paused { next } => return Ok(Some(End::Paused(next))),
         Piece::Finished(outcome) => return Ok(Some(End::Finished(Box::new(outcome)))),
     }

@@ -29,7 +29,11 @@ pub enum Output<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
-    Display(Display),
+    /// A value, in its place among the chunks of output.
+    Display {
+        chunk: u64,
+        display: Display,
+    },
     /// The last one of an attach without follow; more will come from this chunk on.
     Paused {
         next: u64,
@@ -90,10 +94,11 @@ impl<'a> CallReader<'a> {
         self.patience.wait(self.reader, self.tag).await?;
         let piece = self.reader.next(self.tag).await?;
         Ok(match piece {
-            Piece::Chunk { stream: Stream::Display, bytes, .. } => {
-                Output::Display(serde_json::from_slice(bytes).map_err(|error| {
+            Piece::Chunk { stream: Stream::Display, number, bytes, .. } => {
+                let display = serde_json::from_slice(bytes).map_err(|error| {
                     Problem::new(Code::Protocol, format!("a value that does not parse: {error}"))
-                })?)
+                })?;
+                Output::Display { chunk: number, display }
             }
             Piece::Chunk { stream, number, offset, bytes } => {
                 Output::Bytes { stream, chunk: number, offset, bytes }

@@ -99,6 +99,8 @@ impl Scope {
             memory_peak: file("memory.peak"),
             cpu: file("cpu.stat"),
             pids: file("pids.events"),
+            memory: file("memory.current"),
+            processes: file("pids.current"),
             ..CgroupSpec::default()
         }
     }
