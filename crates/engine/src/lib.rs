@@ -10,11 +10,15 @@
 pub mod call;
 pub mod environments;
 mod files;
+mod input;
 mod lock;
 mod patience;
+mod ports;
 pub mod registry;
 pub mod sandboxes;
+mod sessions;
 mod sweep;
+mod update;
 
 use std::{
     path::PathBuf,
