@@ -12,7 +12,7 @@ mod follow;
 use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
-use carrel_engine::{Record, call::Call, tokens::Permission};
+use carrel_engine::{Record, call::Call, tokens::Scope};
 use carrel_proto::{
     guest::Language,
     id::SessionName,
@@ -37,7 +37,7 @@ use super::{
     sse,
 };
 use ephemeral::Ephemeral;
-pub(crate) use follow::{Following, Heard};
+pub(crate) use follow::{Following, Heard, stream_name};
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(run)).routes(routes!(run_anywhere))
@@ -105,7 +105,7 @@ async fn run(
     SandboxPath(id): SandboxPath,
     Once(request, ticket): Once<RunRequest>,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let asked = Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
     // Dropped with this request, whoever works on it.
     let (gone, _here) = presence(request.cancel_on_disconnect);
@@ -135,7 +135,7 @@ async fn run_anywhere(
     caller: Caller,
     Once(request, ticket): Once<RunAnywhere>,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let asked = Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
     // Dropped with this request, whoever works on it.
     let (gone, _here) = presence(request.cancel_on_disconnect);
@@ -264,7 +264,7 @@ impl RunCall {
         // The code goes on when its client hangs up, and its end is still noted: so not in the request's own task.
         let gathering = daemon.tasks.spawn(async move {
             let call = self.begin(&following.daemon, asked).await?;
-            following.gather(call, asked.max_output, gone).await
+            following.gather(call, None, asked.max_output, gone).await
         });
         gathering.await.map_err(Problem::internal)?
     }

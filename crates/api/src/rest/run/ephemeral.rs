@@ -46,7 +46,7 @@ impl Ephemeral {
 
 impl Drop for Ephemeral {
     fn drop(&mut self) {
-        let (engine, record) = (Arc::clone(&self.daemon.engine), self.record.clone());
+        let (engine, record) = (self.daemon.engine.clone(), self.record.clone());
         // Without a runtime the process is ending: whoever comes next sweeps.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let closing = async move {

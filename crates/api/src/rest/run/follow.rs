@@ -24,6 +24,7 @@ use crate::{
     reply::{Reply, Transcript},
     rest::{
         Daemon,
+        execs::feed,
         problem::{ProblemDocument, Refusal},
         sse::{Events, Gone},
     },
@@ -83,10 +84,11 @@ pub(crate) fn stream_name(stream: Stream) -> &'static str {
 }
 
 impl Following {
-    /// Gathers the whole call for one reply, and cancels it when the client is `gone`.
+    /// Gathers the whole call for one reply, gives it its `input`, and cancels it when the client is `gone`.
     pub(crate) async fn gather(
         &self,
         mut call: Call,
+        input: Option<Vec<u8>>,
         most: u64,
         gone: Option<CancellationToken>,
     ) -> Result<Response, Refusal> {
@@ -95,6 +97,9 @@ impl Following {
             return Err(Problem::new(Code::Protocol, "a call that does not begin with its name").into());
         };
         self.started(&exec);
+        if let Some(bytes) = input {
+            feed(&self.daemon, &self.record, &exec, bytes).await;
+        }
         transcript.exec = Some(exec);
         let (mut shown, mut left_out, mut cancelled) = (0, 0, false);
         let outcome = loop {
