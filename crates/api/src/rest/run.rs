@@ -106,7 +106,8 @@ async fn run(
     Once(request, ticket): Once<RunRequest>,
 ) -> Result<Response, Refusal> {
     caller.may(Scope::Run)?;
-    let asked = Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
+    let asked =
+        Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
     // Dropped with this request, whoever works on it.
     let (gone, _here) = presence(request.cancel_on_disconnect);
     let (running, who) = (Arc::clone(&daemon), caller.clone());
@@ -136,7 +137,8 @@ async fn run_anywhere(
     Once(request, ticket): Once<RunAnywhere>,
 ) -> Result<Response, Refusal> {
     caller.may(Scope::Run)?;
-    let asked = Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
+    let asked =
+        Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
     // Dropped with this request, whoever works on it.
     let (gone, _here) = presence(request.cancel_on_disconnect);
     let make = Make {
@@ -212,7 +214,11 @@ pub(crate) fn output_within(most: Option<u64>) -> Result<u64, Refusal> {
 }
 
 /// A call's time in milliseconds.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be within the bounds")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "checked to be within the bounds"
+)]
 pub(crate) fn millis(seconds: f64) -> Result<u64, Refusal> {
     let most = MAX_TIMEOUT.as_secs_f64();
     if seconds.is_finite() && seconds > 0.0 && seconds <= most {
@@ -294,7 +300,9 @@ impl RunCall {
             session: self.session.clone(),
             language: self.language,
             code: self.code.clone(),
-            timeout_ms: asked.timeout_ms.unwrap_or_else(|| u64::try_from(default.as_millis()).unwrap_or(u64::MAX)),
+            timeout_ms: asked
+                .timeout_ms
+                .unwrap_or_else(|| u64::try_from(default.as_millis()).unwrap_or(u64::MAX)),
             // The daemon's own end must not end the call, unless its client wants that.
             cancel_on_disconnect: self.cancel_on_disconnect,
         };

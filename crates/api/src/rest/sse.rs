@@ -47,7 +47,12 @@ struct Piece {
 pub(crate) struct Gone;
 
 impl Events {
-    pub(crate) async fn send(&self, event: &str, id: Option<&str>, data: &impl Serialize) -> Result<(), Gone> {
+    pub(crate) async fn send(
+        &self,
+        event: &str,
+        id: Option<&str>,
+        data: &impl Serialize,
+    ) -> Result<(), Gone> {
         let mut text = Vec::with_capacity(256);
         text.extend_from_slice(b"event: ");
         text.extend_from_slice(event.as_bytes());

@@ -6,9 +6,13 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
+    Extension,
     extract::{
         State,
-        ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code, rejection::WebSocketUpgradeRejection},
+        ws::{
+            CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code,
+            rejection::WebSocketUpgradeRejection,
+        },
     },
     response::Response,
 };
@@ -17,14 +21,11 @@ use carrel_engine::{
     call::{Call, CallReader, Control, Output},
     tokens::Scope,
 };
-use carrel_proto::{
-    frame::{MAX_DATA, Stream},
-    id::ExecId,
-    message::DisplayKind,
-    outcome::Outcome,
-    problem::Problem,
+use carrel_proto::{frame::MAX_DATA, id::ExecId, message::DisplayKind, outcome::Outcome, problem::Problem};
+use futures_util::{
+    SinkExt, StreamExt,
+    stream::{SplitSink, SplitStream},
 };
-use futures_util::{SinkExt, StreamExt, stream::{SplitSink, SplitStream}};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, time::timeout};
 use utoipa::IntoParams;
@@ -32,7 +33,7 @@ use utoipa::IntoParams;
 use crate::rest::{
     Daemon,
     extract::{ExecPath, Query, parse},
-    guard::Caller,
+    guard::{Caller, Places},
     problem::{ProblemDocument, Problems, Refusal, bad},
     run::stream_name,
 };
@@ -71,6 +72,7 @@ pub(super) async fn attach(
     caller: Caller,
     ExecPath(id, exec): ExecPath,
     Query(query): Query<AttachQuery>,
+    Extension(places): Extension<Places>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
     if !query.read_only {
@@ -85,8 +87,11 @@ pub(super) async fn attach(
     let upgrade = upgrade.max_message_size(MAX_DATA).max_frame_size(MAX_DATA);
     Ok(upgrade.on_upgrade(move |socket| {
         // The daemon waits for its goodbye.
-        let tasks = daemon.tasks.clone();
-        tasks.track_future(viewer.serve(socket, call))
+        daemon.tasks.track_future(async move {
+            viewer.serve(socket, call).await;
+            // A viewer counts as a request for as long as it looks.
+            drop(places);
+        })
     }))
 }
 
@@ -95,11 +100,23 @@ pub(super) async fn attach(
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Told<'a> {
     /// Where the bytes belong that follow.
-    Chunk { chunk: u64, offset: u64, stream: &'static str },
-    Result { chunk: u64, kind: DisplayKind, mime: &'a std::collections::BTreeMap<String, serde_json::Value> },
+    Chunk {
+        chunk: u64,
+        offset: u64,
+        stream: &'static str,
+    },
+    Result {
+        chunk: u64,
+        kind: DisplayKind,
+        mime: &'a std::collections::BTreeMap<String, serde_json::Value>,
+    },
     /// What was asked for and not done.
-    Error { problem: ProblemDocument },
-    End { outcome: &'a Outcome },
+    Error {
+        problem: ProblemDocument,
+    },
+    End {
+        outcome: &'a Outcome,
+    },
 }
 
 /// Messages of a viewer that are no input.
@@ -147,7 +164,8 @@ impl Viewer {
         };
         match over {
             Over::Ended => close(sender, receiver, close_code::NORMAL, "").await,
-            Over::Gone => {}
+            // The answer to its goodbye, if it said one, is still to be sent.
+            Over::Gone => drop(timeout(GOODBYE, sender.close()).await),
             Over::Failed(problem) => {
                 let told = Told::Error { problem: problem.into() };
                 if send(&mut sender, text(&told)).await.is_ok() {
@@ -207,7 +225,11 @@ struct Expected {
 }
 
 /// Tells the viewer what the command says, until its end.
-async fn tell(sender: &mut Sender, mut reader: CallReader<'_>, mut complaints: mpsc::Receiver<Problem>) -> Over {
+async fn tell(
+    sender: &mut Sender,
+    mut reader: CallReader<'_>,
+    mut complaints: mpsc::Receiver<Problem>,
+) -> Over {
     let mut expected = Expected::default();
     let mut sign = tokio::time::interval(KEEP_ALIVE);
     sign.reset();

@@ -139,7 +139,8 @@ impl Writer {
                 continue;
             }
             if self.taken > 0 {
-                problem.message = format!("{}; {} bytes of this input were taken", problem.message, self.taken);
+                problem.message =
+                    format!("{}; {} bytes of this input were taken", problem.message, self.taken);
             }
             return Err(problem);
         }

@@ -135,7 +135,10 @@ async fn read(
             Output::Bytes { stream, chunk, offset, bytes } => {
                 let stream = stream_name(stream);
                 let data = Some(Content(bytes.to_vec()));
-                (Chunk { chunk, stream, offset: Some(offset), data, kind: None, mime: None }, bytes.len() as u64)
+                (
+                    Chunk { chunk, stream, offset: Some(offset), data, kind: None, mime: None },
+                    bytes.len() as u64,
+                )
             }
             Output::Display { chunk, display } => {
                 let size = serde_json::to_vec(&display).map_or(u64::MAX, |text| text.len() as u64);

@@ -7,9 +7,9 @@ use utoipa::openapi::{ObjectBuilder, OneOfBuilder, RefOr, Schema, schema::Type};
 
 /// By number, from 1 on: Linux on every machine that carrel runs on.
 const NAMES: [&str; 31] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
-    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
-    "PWR", "SYS",
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
+    "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",
+    "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
 ];
 
 /// `15`, `"TERM"` or `"SIGTERM"`.
@@ -68,7 +68,9 @@ mod tests {
     #[test]
     fn signals_have_numbers_and_names() {
         let read = |text: &str| serde_json::from_str::<Signal>(text).map(Signal::number);
-        for (text, number) in [("15", 15), ("\"TERM\"", 15), ("\"SIGKILL\"", 9), ("\"WINCH\"", 28), ("31", 31)] {
+        for (text, number) in
+            [("15", 15), ("\"TERM\"", 15), ("\"SIGKILL\"", 9), ("\"WINCH\"", 28), ("31", 31)]
+        {
             assert_eq!(read(text).unwrap(), number, "{text}");
         }
         for text in ["0", "32", "-1", "\"term\"", "\"SIGSIGTERM\"", "\"\"", "1.5", "true", "null"] {

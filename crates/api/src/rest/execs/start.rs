@@ -121,7 +121,9 @@ pub(super) async fn start(
     let max_output = output_within(request.max_output)?;
     let timeout_ms = request.timeout_seconds.map(millis).transpose()?;
     if request.stream && request.cancel_on_disconnect {
-        return Err(bad("with `stream` the answer comes at once, so there is no disconnect to cancel on").into());
+        return Err(
+            bad("with `stream` the answer comes at once, so there is no disconnect to cancel on").into()
+        );
     }
     if request.pty.is_some() && matches!(request.stdin, Stdin::Given(_)) {
         return Err(bad("a terminal's input has no end, so it cannot be given at once")
