@@ -61,6 +61,20 @@ codes! {
     IsADirectory = "is_a_directory",
     NotARegularFile = "not_a_regular_file",
     Permission = "permission",
+    /// No token, or one that is not valid (any more).
+    Unauthorized = "unauthorized",
+    /// The token is good, but not for this.
+    Forbidden = "forbidden",
+    /// The tenant's share of the host is used up; the message says by what.
+    Quota = "quota",
+    /// Too many calls in too short a time.
+    RateLimited = "rate_limited",
+    /// It contradicts something that is under way or done.
+    Conflict = "conflict",
+    /// What the caller took for granted has changed.
+    PreconditionFailed = "precondition_failed",
+    /// Not at the moment; later it may be.
+    Unavailable = "unavailable",
     /// This host cannot isolate as asked; the message says what is missing.
     IsolationUnavailable = "isolation_unavailable",
     /// The sandbox's agent does not answer or answers nonsense.
