@@ -33,8 +33,7 @@ const MAX_REQUESTS_OF_ONE: usize = 1024;
 /// Tokens that are kept count of before those without a request are forgotten.
 const MOST_TOKENS: usize = 1024;
 /// Headers that a page may read beside the few that it always may.
-const EXPOSED: [&str; 5] =
-    ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
+const EXPOSED: [&str; 5] = ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -91,11 +90,7 @@ impl Caller {
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Refusal;
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
-        parts
-            .extensions
-            .get::<Self>()
-            .cloned()
-            .ok_or_else(|| Problem::internal("a request without a caller").into())
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::internal("a request without a caller").into())
     }
 }
 
@@ -109,11 +104,7 @@ pub(crate) struct Turnstile {
 
 impl Default for Turnstile {
     fn default() -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(MAX_REQUESTS)),
-            tokens: Mutex::default(),
-            rates: Rates::default(),
-        }
+        Self { all: Arc::new(Semaphore::new(MAX_REQUESTS)), tokens: Mutex::default(), rates: Rates::default() }
     }
 }
 
@@ -278,8 +269,7 @@ fn check_origin(guards: &Guards, headers: &HeaderMap, door: Door) -> Result<(), 
 
 /// What a browser asks before it lets a page of these origins speak to us.
 pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
-    let parsed: Result<Vec<HeaderValue>, _> =
-        origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
+    let parsed: Result<Vec<HeaderValue>, _> = origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
     let parsed =
         parsed.map_err(|_| Problem::new(Code::InvalidArgument, "an origin that no header can carry"))?;
     Ok(CorsLayer::new()

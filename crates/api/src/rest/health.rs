@@ -3,11 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::{Method, StatusCode};
-use carrel_proto::{
-    guest::Language,
-    outcome::Outcome,
-    problem::{Code, Problem},
-};
+use carrel_proto::{guest::Language, outcome::Outcome, problem::{Code, Problem}};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::{Daemon, problem::Refusal};
@@ -29,7 +25,5 @@ pub(crate) async fn nowhere() -> Refusal {
 }
 
 pub(crate) async fn other_method() -> Refusal {
-    Problem::new(Code::MethodNotAllowed, "this path takes other methods")
-        .hint("/openapi.json lists them")
-        .into()
+    Problem::new(Code::MethodNotAllowed, "this path takes other methods").hint("/openapi.json lists them").into()
 }
