@@ -14,7 +14,9 @@ mod ls;
 mod mcp;
 mod open;
 mod run;
+mod serve;
 mod shell;
+mod token;
 mod wait;
 
 use std::{io::Write, process::ExitCode};
@@ -27,6 +29,23 @@ use crate::{
     context::Context,
     output::Output,
 };
+
+/// Threads of the daemon at most: it passes bytes on, and the sandboxes need the rest of the machine.
+const MOST_WORKERS: usize = 4;
+
+/// One thread for one call; the daemon has several.
+pub(crate) fn runtime(command: &Command) -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = match command {
+        Command::Serve(_) => {
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(cores.min(MOST_WORKERS));
+            builder
+        }
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    builder.enable_all().build()
+}
 
 pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Problem> {
     if let Command::Completions { shell } = &cli.command {
@@ -44,6 +63,12 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
     if let Command::Mcp(args) = &cli.command {
         return mcp::serve(args, config.settings()?, output).await;
     }
+    if let Command::Token(args) = &cli.command {
+        return token::run(args, config.settings()?, output);
+    }
+    if let Command::Serve(args) = &cli.command {
+        return Box::pin(serve::run(cli, args, config.settings()?, &around, output)).await;
+    }
     let context = Context::open(output, config.settings()?)?;
     match &cli.command {
         Command::Run(args) => Box::pin(run::run(args, &context)).await,
@@ -59,8 +84,20 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Cp(args) => cp::run(args, &context).await,
         Command::Files(args) => files::run(args, &context).await,
         Command::Doctor(args) => doctor::run(args, &context).await,
-        Command::Config(_) | Command::Completions { .. } | Command::Mcp(_) => Ok(ExitCode::SUCCESS),
+        Command::Config(_)
+        | Command::Completions { .. }
+        | Command::Mcp(_)
+        | Command::Serve(_)
+        | Command::Token(_) => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// What a server has to say goes to stderr, line by line.
+fn log(verbose: bool) {
+    let level = if verbose { tracing::Level::INFO } else { tracing::Level::WARN };
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_max_level(level);
+    // Only a second one in the same process could fail, and there is none.
+    let _ = lines.without_time().try_init();
 }
 
 /// Arguments that do not parse, or a wish for help.

@@ -220,8 +220,8 @@ impl Engine {
     /// Whether code for `wanted` is at home in this sandbox.
     pub fn check_environment(&self, record: &Record, wanted: Option<&str>) -> Result<(), Problem> {
         let Some(wanted) = wanted else { return Ok(()) };
-        self.settings.environments.source(wanted)?;
-        if self.settings.environments.same_software(wanted, &record.spec.environment) {
+        self.environments().source(wanted)?;
+        if self.environments().same_software(wanted, &record.spec.environment) {
             return Ok(());
         }
         // A language that the sandbox's own environment has is meant as that language.
@@ -241,7 +241,7 @@ impl Engine {
         owner: Option<Owner>,
     ) -> Result<Option<Record>, Problem> {
         let environment = wish.environment.clone().unwrap_or_else(|| DEFAULT_ENVIRONMENT.to_owned());
-        self.settings.environments.source(&environment)?;
+        self.environments().source(&environment)?;
         let spec = Spec {
             environment,
             limits: wish.limits.clone(),

@@ -7,7 +7,7 @@ use carrel_proto::problem::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::Mcp, config::Settings, output::Output, signals::Interrupts};
+use crate::{args::Mcp, commands::log, config::Settings, output::Output, signals::Interrupts};
 
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;
@@ -51,14 +51,6 @@ pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Resu
     };
     server.finish().await;
     ended.map(|()| ExitCode::SUCCESS)
-}
-
-/// What the server has to say goes to stderr, line by line.
-fn log(verbose: bool) {
-    let level = if verbose { tracing::Level::INFO } else { tracing::Level::WARN };
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_max_level(level);
-    // Only a second one in the same process could fail, and there is none.
-    let _ = lines.without_time().try_init();
 }
 
 fn options(args: &Mcp, settings: &Settings, directory: &Path) -> Options {
