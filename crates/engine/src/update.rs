@@ -63,10 +63,11 @@ impl Engine {
 
     /// Brings a living box in line with its row. Labels are the registry's alone.
     async fn change_box(&self, before: &Record, after: &Record) -> Result<(), Problem> {
-        if before.spec == after.spec || after.state != State::Running || !self.is_alive(after) {
+        if before.spec == after.spec {
             return Ok(());
         }
-        Ok(())
+        let spec = &after.spec;
+        self.apply_limits(before, &spec.limits, spec.idle_timeout_s, spec.max_lifetime_s).await
     }
 }
 
