@@ -61,7 +61,7 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         return config::run(command, &config, output);
     }
     if let Command::Mcp(args) = &cli.command {
-        return mcp::serve(args, config.settings()?, output).await;
+        return Box::pin(mcp::serve(args, config.settings()?, alone(cli, &around), output)).await;
     }
     if let Command::Token(args) = &cli.command {
         return token::run(args, config.settings()?, output);
@@ -69,27 +69,38 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
     if let Command::Serve(args) = &cli.command {
         return Box::pin(serve::run(cli, args, config.settings()?, &around, output)).await;
     }
-    let context = Context::open(output, config.settings()?)?;
+    let settings = config.settings()?;
+    let alone = alone(cli, &around);
+    if let Command::Doctor(args) = &cli.command {
+        return Box::pin(doctor::run(args, &settings, alone, output)).await;
+    }
+    let context = Context::open(output, settings, alone).await?;
     match &cli.command {
         Command::Run(args) => Box::pin(run::run(args, &context)).await,
         Command::Exec(args) => Box::pin(exec::run(args, &context)).await,
         Command::Logs(args) => logs::run(args, &context).await,
         Command::Wait(args) => wait::run(args, &context).await,
         Command::Kill(args) => kill::run(args, &context).await,
-        Command::Ls => ls::run(&context),
+        Command::Ls => ls::run(&context).await,
         Command::Inspect(args) => inspect::run(args, &context).await,
         Command::Open(args) => open::run(args, &context).await,
         Command::Close(args) => close::run(args, &context).await,
         Command::Shell(args) => Box::pin(shell::run(args, &context)).await,
         Command::Cp(args) => cp::run(args, &context).await,
         Command::Files(args) => files::run(args, &context).await,
-        Command::Doctor(args) => doctor::run(args, &context).await,
         Command::Config(_)
+        | Command::Doctor(_)
         | Command::Completions { .. }
         | Command::Mcp(_)
         | Command::Serve(_)
         | Command::Token(_) => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Whether the user wants no daemon.
+fn alone(cli: &Cli, around: &Surroundings) -> bool {
+    let variable = around.variables.get(std::ffi::OsStr::new("CARREL_NO_DAEMON"));
+    cli.global.no_daemon || variable.is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 /// What a server has to say goes to stderr, line by line.

@@ -9,6 +9,8 @@ mod args;
 mod commands;
 mod config;
 mod context;
+mod daemon;
+mod desk;
 mod live;
 mod output;
 mod progress;

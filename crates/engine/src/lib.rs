@@ -15,7 +15,7 @@ pub mod answers;
 pub mod call;
 pub mod environments;
 pub mod events;
-mod files;
+pub mod files;
 mod input;
 pub mod journal;
 pub mod keys;
@@ -50,7 +50,7 @@ pub use carrel_backend::IsolationLevel;
 pub use crate::{
     environments::{Environments, Source},
     quota::Quota,
-    registry::{Cursor, ListFilter, Page, Record, State},
+    registry::{Cursor, ListFilter, Owner, Page, Record, State},
     sandboxes::{Found, Note, Wish},
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},

@@ -18,7 +18,7 @@ pub(crate) async fn run(args: &Open, context: &Context<'_>) -> Result<ExitCode, 
     }
     let found =
         context.sandbox(&args.name, &context.settings.wish(args.making.environment.as_deref())).await?;
-    context.engine.ensure_session(&found.record, &args.name.session()).await?;
+    context.desk.ensure_session(&found.record, &args.name.session()).await?;
     let mut notes: Vec<String> = found.note.map(|note| note.text(&args.name.name)).into_iter().collect();
     notes.extend(ignored(&args.making, found.created));
     let note = (!notes.is_empty()).then(|| notes.join("; "));

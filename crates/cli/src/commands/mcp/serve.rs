@@ -7,17 +7,29 @@ use carrel_proto::problem::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::Mcp, commands::log, config::Settings, output::Output, signals::Interrupts};
+use crate::{args::Mcp, commands::log, config::Settings, daemon::Client, output::Output, signals::Interrupts};
 
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;
 /// Shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(
+    args: &Mcp,
+    settings: Settings,
+    alone: bool,
+    output: &Output,
+) -> Result<ExitCode, Problem> {
     log(output.verbose);
     let directory = std::env::current_dir().unwrap_or_default();
-    let server = Server::new(options(args, &settings, &directory));
+    let options = options(args, &settings, &directory);
+    if !alone
+        && args.http.is_none()
+        && let Some(client) = Client::find(&settings, output).await
+    {
+        return super::relay::run(&client, options, output).await;
+    }
+    let server = Server::new(options);
     let stop = CancellationToken::new();
     let served = async {
         match args.http {
