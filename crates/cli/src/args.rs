@@ -242,8 +242,9 @@ pub(crate) struct Named {
 
 #[derive(Debug, Args)]
 pub(crate) struct Open {
-    /// NAME, or NAME/SESSION to open that session too.
-    pub(crate) name: Target,
+    /// NAME, or NAME/SESSION to open that session too. With --spec it may be missing.
+    #[arg(required_unless_present = "spec")]
+    pub(crate) name: Option<Target>,
     /// A sandbox spec: JSON, YAML, or the front matter of an agent file; `-` for stdin.
     #[arg(long, value_name = "FILE")]
     pub(crate) spec: Option<PathBuf>,

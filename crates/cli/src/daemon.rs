@@ -89,6 +89,10 @@ impl Client {
         self.found(What::Existing { name: name.to_owned(), key: key.cloned() }).await
     }
 
+    pub(crate) async fn nameless(&self, wish: &Wish) -> Result<Record, Problem> {
+        Ok(self.found(What::Nameless { wish: wish.clone() }).await?.record)
+    }
+
     pub(crate) async fn ephemeral(&self, wish: &Wish) -> Result<Record, Problem> {
         let what = What::Ephemeral { wish: wish.clone(), owner: Owner::me() };
         Ok(self.found(what).await?.record)

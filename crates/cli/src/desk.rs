@@ -42,6 +42,14 @@ impl Desk {
         }
     }
 
+    /// A new one without a name, which stays.
+    pub(crate) async fn nameless(&self, wish: &Wish) -> Result<Record, Problem> {
+        match self {
+            Desk::Own(engine) => engine.nameless(wish).await,
+            Desk::Daemon(client) => client.nameless(wish).await,
+        }
+    }
+
     pub(crate) async fn ephemeral(&self, wish: &Wish) -> Result<Record, Problem> {
         match self {
             Desk::Own(engine) => engine.ephemeral(wish).await,

@@ -96,6 +96,8 @@ pub enum What {
     Sandbox { key: Key, wish: Wish },
     /// Brought back if need be. Answered with [`Answer::Found`].
     Existing { name: String, key: Option<Key> },
+    /// A new one without a key, which stays. Answered with [`Answer::Found`].
+    Nameless { wish: Wish },
     /// Of one call of that process. Answered with [`Answer::Found`].
     Ephemeral { wish: Wish, owner: Owner },
     /// Answered with [`Answer::Done`].
@@ -134,6 +136,7 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
     Ok(match ask.what {
         What::Sandbox { key, wish } => Answer::Found(Box::new(engine.sandbox(&key, &mine(wish)).await?)),
         What::Existing { name, key } => Answer::Found(Box::new(engine.existing(&name, key.as_ref()).await?)),
+        What::Nameless { wish } => Answer::Found(Box::new(found(engine.nameless(&mine(wish)).await?))),
         What::Ephemeral { wish, owner } => {
             Answer::Found(Box::new(found(engine.ephemeral_of(owner, &mine(wish)).await?)))
         }

@@ -18,7 +18,10 @@ use carrel_engine::{
 };
 use carrel_proto::problem::{Code, Problem};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
+};
 
 use crate::{args::Cli, args::Serve, commands::log, config::Config, config::Settings, config::Surroundings, output::Output};
 
@@ -50,19 +53,10 @@ pub(crate) async fn run(
     let ended = loop {
         tokio::select! {
             ended = &mut serving => break ended.map_err(Problem::internal)?,
-            () = signals.reload() => reload(cli, around, &engine, &daemon),
-            name = signals.stop() => {
-                tracing::info!("{name}: shutting down; sandboxes stay alive");
-                notify::stopping();
-                daemon.stop();
-                break tokio::select! {
-                    ended = &mut serving => ended.map_err(Problem::internal)?,
-                    _ = signals.stop() => {
-                        serving.abort();
-                        Ok(())
-                    }
-                };
-            }
+            told = signals.next() => match told {
+                Told::Reload => reload(cli, around, &engine, &daemon),
+                Told::Stop => break finish(&daemon, serving, signals).await?,
+            },
         }
     };
     sweeping.abort();
@@ -71,6 +65,26 @@ pub(crate) async fn run(
     }
     drop(doors.socket);
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Drains, or is told a second time not to.
+async fn finish(
+    daemon: &Daemon,
+    mut serving: JoinHandle<Result<(), Problem>>,
+    mut signals: Signals,
+) -> Result<Result<(), Problem>, Problem> {
+    tracing::info!("shutting down; sandboxes stay alive");
+    notify::stopping();
+    daemon.stop();
+    loop {
+        tokio::select! {
+            ended = &mut serving => return ended.map_err(Problem::internal),
+            told = signals.next() => if told == Told::Stop {
+                serving.abort();
+                return Ok(Ok(()));
+            },
+        }
+    }
 }
 
 fn guards(args: &Serve, settings: &Settings) -> Result<Guards, Problem> {
@@ -144,6 +158,13 @@ fn raise_descriptors() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
+/// What a signal means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Reload,
+    Stop,
+}
+
 #[derive(Debug)]
 struct Signals {
     int: Signal,
@@ -161,16 +182,12 @@ impl Signals {
         })
     }
 
-    async fn reload(&mut self) {
-        if self.hangup.recv().await.is_none() {
-            std::future::pending().await
-        }
-    }
-
-    async fn stop(&mut self) -> &'static str {
+    /// Safe to drop while it waits.
+    async fn next(&mut self) -> Told {
         tokio::select! {
-            Some(()) = self.int.recv() => "SIGINT",
-            Some(()) = self.term.recv() => "SIGTERM",
+            Some(()) = self.int.recv() => Told::Stop,
+            Some(()) = self.term.recv() => Told::Stop,
+            Some(()) = self.hangup.recv() => Told::Reload,
             else => std::future::pending().await,
         }
     }
