@@ -87,7 +87,7 @@ pub struct Owner {
     pub start_time: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
     pub id: SandboxId,
     pub number: u32,
@@ -414,7 +414,8 @@ pub(crate) fn boot_id() -> &'static str {
 
 impl Owner {
     /// This process.
-    pub(crate) fn me() -> Self {
+    /// This process.
+    pub fn me() -> Self {
         let pid = std::process::id();
         Self { pid, start_time: start_time(pid).unwrap_or(0) }
     }
