@@ -24,6 +24,7 @@ mod sandboxes;
 mod scopes;
 mod server;
 mod sessions;
+mod spec;
 mod sse;
 mod tokens;
 
@@ -45,7 +46,7 @@ use carrel_engine::{
     Engine, Found, Record, Wish,
     events::{Event, Kind},
     journal::Journal,
-    tokens::TokenInfo,
+    tokens::Token,
 };
 use carrel_proto::{
     guest::Language,
@@ -90,11 +91,11 @@ const MOST_VERIFIED: usize = 1024;
 /// One daemon, shared by all requests.
 #[derive(Debug)]
 pub struct Daemon {
-    engine: Arc<Engine>,
+    engine: Engine,
     options: Options,
     defaults: RwLock<Arc<Defaults>>,
     turnstile: Turnstile,
-    verified: Mutex<HashMap<String, (Instant, Arc<TokenInfo>)>>,
+    verified: Mutex<HashMap<String, (Instant, Arc<Token>)>>,
     requests: AtomicU64,
     /// Distinguishes this process's request ids from those of the one before.
     run: String,
@@ -109,7 +110,7 @@ pub struct Daemon {
 const LAST_TASKS: Duration = Duration::from_secs(5);
 
 impl Daemon {
-    pub fn new(engine: Arc<Engine>, options: Options) -> Arc<Self> {
+    pub fn new(engine: Engine, options: Options) -> Arc<Self> {
         let defaults = RwLock::new(Arc::new(options.defaults.clone()));
         Arc::new(Self {
             engine,
@@ -179,15 +180,15 @@ impl Daemon {
         }
     }
 
-    async fn verify(&self, secret: &str) -> Result<Arc<TokenInfo>, Refusal> {
-        let known = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((when, token)) = known().get(secret)
+    async fn verify(&self, secret: &str) -> Result<Arc<Token>, Refusal> {
+        if let Some((when, token)) =
+            self.verified.lock().unwrap_or_else(PoisonError::into_inner).get(secret)
             && when.elapsed() < VERIFIED
         {
             return Ok(Arc::clone(token));
         }
-        let token = Arc::new(self.engine.verify_token(secret)?);
-        let mut known = known();
+        let token = Arc::new(self.engine.verify_token(secret).await?);
+        let mut known = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST_VERIFIED {
             known.clear();
         }
@@ -260,9 +261,9 @@ impl Daemon {
         let mut event = Event::of(kind, record).caller(Some(caller.into()));
         event.session = Some(session.clone());
         event.exec = Some(outcome.exec.clone());
-        event.duration_us = Some(outcome.receipt.duration_us);
+        event.duration_ms = Some(outcome.receipt.duration_us / 1000);
         event.bytes = Some(outcome.receipt.stdout_bytes + outcome.receipt.stderr_bytes);
-        self.engine.note(event);
+        self.engine.note(event.detail(outcome.cause.as_str()));
         self.counts.call(language, outcome);
     }
 }

@@ -353,7 +353,7 @@ impl Settings {
             // Rounded up: a part of a second is not nothing.
             idle_timeout_s: self.idle_timeout.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             max_lifetime_s: self.max_lifetime.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
-            first: None,
+            ..Wish::default()
         }
     }
 }

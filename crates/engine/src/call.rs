@@ -130,6 +130,16 @@ impl Control {
         self.exec.is_some()
     }
 
+    /// The call's name, once it has one.
+    pub fn name(&self) -> Option<&ExecId> {
+        self.exec.as_ref()
+    }
+
+    /// For whoever reads by way of [`Call::split`]: the call has a name now.
+    pub fn begun(&mut self, exec: ExecId) {
+        self.exec = Some(exec);
+    }
+
     /// Interrupts; the call then ends by itself.
     pub async fn cancel(&mut self) -> Result<(), Problem> {
         let exec = self.exec()?;

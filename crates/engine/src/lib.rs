@@ -3,20 +3,41 @@
 //! Every CLI call is a process with an engine of its own; they meet in the registry ([`registry`]) and at the
 //! sandboxes' sockets. What makes that safe is drawn in [`sandboxes`]. Front doors see [`Engine`] and [`call::Call`].
 //!
+//! One engine serves any number of tasks, and is cloned for nothing. What may wait for a disk, a process or another
+//! writer runs on threads of its own ([`Engine::blocking`]), and runs to its end when the caller goes away meanwhile: so
+//! a sandbox is never left half made, nor its lock free while somebody is still at work on it.
+//!
 //! Deliberately absent: HTTP, terminals, the caller's environment and home directory. All of that comes in as values.
 
 #![forbid(unsafe_code)]
 
+pub mod answers;
 pub mod call;
 pub mod environments;
+pub mod events;
 mod files;
+mod input;
+pub mod journal;
+pub mod keys;
 mod lock;
+pub mod nearest;
 mod patience;
+mod ports;
+pub mod quota;
+pub mod rate;
 pub mod registry;
+mod reshape;
 pub mod sandboxes;
+mod scopes;
+mod sessions;
+pub mod spec;
 mod sweep;
+pub mod tenant;
+pub mod tokens;
+mod update;
 
 use std::{
+    ops::Deref,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -25,12 +46,17 @@ use std::{
 use carrel_backend::{Backend, environment::Environment, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
-use crate::registry::Registry;
+pub use carrel_backend::IsolationLevel;
 pub use crate::{
     environments::{Environments, Source},
-    registry::{Record, State},
+    quota::Quota,
+    registry::{Cursor, ListFilter, Page, Record, State},
     sandboxes::{Found, Note, Wish},
+    scopes::ScopeClosed,
+    tenant::{Labels, Tenant},
+    update::Update,
 };
+use crate::{events::Hub, lock::Locks, registry::Registry};
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -40,14 +66,27 @@ pub struct Settings {
     pub environments: Environments,
 }
 
+#[derive(Debug, Clone)]
+pub struct Engine(Arc<Core>);
+
+/// What the clones of an engine share.
 #[derive(Debug)]
-pub struct Engine {
+pub struct Core {
     settings: Settings,
     registry: Registry,
     backend: Arc<dyn Backend>,
     jail: Arc<Jail>,
     /// The preset that was looked up last, and when.
     preset: Mutex<Option<(Instant, Environment)>>,
+    locks: Locks,
+    events: Arc<Hub>,
+}
+
+impl Deref for Engine {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.0
+    }
 }
 
 /// So long the host's interpreters are taken to be where they were. Looking takes a stat of every place they could be.
@@ -68,7 +107,24 @@ impl Engine {
         let registry = Registry::open(&state.join("registry.db"))?;
         let jail = Arc::new(Jail::new(&state));
         let settings = Settings { state, ..settings };
-        Ok(Self { settings, registry, backend: jail.clone(), jail, preset: Mutex::default() })
+        Ok(Self(Arc::new(Core {
+            settings,
+            registry,
+            backend: jail.clone(),
+            jail,
+            preset: Mutex::default(),
+            locks: Locks::default(),
+            events: Arc::default(),
+        })))
+    }
+
+    /// Runs what may wait where waiting is allowed. It is done to its end, also when nobody waits for it any more.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Engine) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let engine = self.clone();
+        tokio::task::spawn_blocking(move || work(&engine)).await.map_err(Problem::internal)?
     }
 
     pub fn environments(&self) -> &Environments {

@@ -34,6 +34,20 @@ pub enum Cause {
     Cancelled,
 }
 
+impl Cause {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Cause::Exit => "exit",
+            Cause::Signal => "signal",
+            Cause::Oom => "oom",
+            Cause::Pids => "pids",
+            Cause::Disk => "disk",
+            Cause::Timeout => "timeout",
+            Cause::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// What a call used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -1,6 +1,6 @@
 //! Who did what to which sandbox: one JSON line per request, never contents, never secrets.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub(crate) struct Entry<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+pub(crate) struct Line<'a> {
     unix_ms: u64,
     request: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +36,8 @@ struct Line<'a> {
 impl Entry<'_> {
     /// Paths go in by their pattern, with the ids of what was acted upon: a share link's own path is a secret, and the path behind a
     /// port is the sandbox's business.
-    pub(crate) fn line(&self, unix_ms: u64) -> String {
+    pub(crate) fn line(&self) -> Line<'_> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut parts = self.path.split('/').skip(1);
         let (mut sandbox, mut exec) = (None, None);
         if parts.next() == Some("v1") && parts.next() == Some("sandboxes") {
@@ -45,8 +46,8 @@ impl Entry<'_> {
                 exec = parts.next().filter(|part| part.starts_with("ex_") && part.len() <= 64);
             }
         }
-        let line = Line {
-            unix_ms,
+        Line {
+            unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             request: self.request,
             caller: self.caller,
             method: self.method,
@@ -55,8 +56,12 @@ impl Entry<'_> {
             exec,
             status: self.status,
             duration_us: u64::try_from(self.duration.as_micros()).unwrap_or(u64::MAX),
-        };
-        serde_json::to_string(&line).unwrap_or_default()
+        }
+    }
+
+    /// Probes of the daemon itself are not worth one.
+    pub(crate) fn is_worth_a_line(&self) -> bool {
+        !matches!(self.path, "/health" | "/ready" | "/metrics" | "/openapi.json")
     }
 }
 
@@ -75,10 +80,10 @@ mod tests {
             status: 204,
             duration: Duration::from_micros(7),
         };
-        let line: serde_json::Value = serde_json::from_str(&entry.line(5)).unwrap();
+        let line: serde_json::Value = serde_json::to_value(entry.line()).unwrap();
         assert_eq!(line["sandbox"], "sbx_abc");
         assert_eq!(line["exec"], "ex_4");
         let entry = Entry { path: "/shared/c2VjcmV0/index.html", route: Some("/shared/{link}/{*path}"), ..entry };
-        assert!(!entry.line(5).contains("c2VjcmV0"));
+        assert!(!serde_json::to_string(&entry.line()).unwrap().contains("c2VjcmV0"));
     }
 }

@@ -16,9 +16,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use carrel_engine::{
-    Tenant,
-    rate::Bucket,
-    tokens::{Permission, TokenInfo},
+    Quota, Tenant,
+    rate::Rates,
+    tokens::{Scope, Token},
 };
 use carrel_proto::problem::{Code, Problem};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -30,6 +30,8 @@ use super::{Daemon, problem::Refusal, server::Door};
 const MAX_REQUESTS: usize = 4096;
 /// Of one token: so that no single one can take all places.
 const MAX_REQUESTS_OF_ONE: usize = 1024;
+/// Tokens that are kept count of before those without a request are forgotten.
+const MOST_TOKENS: usize = 1024;
 /// Headers that a page may read beside the few that it always may.
 const EXPOSED: [&str; 5] = ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
 
@@ -51,7 +53,7 @@ pub struct Guards {
 pub(crate) struct Caller {
     pub(crate) tenant: Tenant,
     /// `None`: the operator.
-    pub(crate) token: Option<Arc<TokenInfo>>,
+    pub(crate) token: Option<Arc<Token>>,
     pub(crate) door: Door,
 }
 
@@ -65,15 +67,13 @@ impl Caller {
         self.token.as_ref().map_or("local", |token| token.id.as_str())
     }
 
-    pub(crate) fn may(&self, permission: Permission) -> Result<(), Refusal> {
-        let allowed = self.token.as_ref().is_none_or(|token| token.may(permission));
-        if allowed {
-            return Ok(());
-        }
-        let word = format!("this token's scope does not allow it (`{}` is needed)", permission.as_str());
-        Err(Problem::new(Code::Forbidden, word)
-            .hint("`carrel token create --scope …` makes one that may")
-            .into())
+    pub(crate) fn may(&self, scope: Scope) -> Result<(), Refusal> {
+        self.token.as_ref().map_or(Ok(()), |token| token.scopes.check(scope)).map_err(Into::into)
+    }
+
+    /// What the caller may hold in all.
+    pub(crate) fn quota(&self) -> Option<Quota> {
+        self.token.as_ref().map(|token| token.quota)
     }
 
     /// What only the operator may do.
@@ -98,19 +98,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 #[derive(Debug)]
 pub(crate) struct Turnstile {
     all: Arc<Semaphore>,
-    tokens: Mutex<HashMap<String, Gate>>,
-}
-
-/// One token's.
-#[derive(Debug)]
-struct Gate {
-    places: Arc<Semaphore>,
-    bucket: Option<Bucket>,
+    tokens: Mutex<HashMap<Tenant, Arc<Semaphore>>>,
+    rates: Rates,
 }
 
 impl Default for Turnstile {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(MAX_REQUESTS)), tokens: Mutex::default() }
+        Self { all: Arc::new(Semaphore::new(MAX_REQUESTS)), tokens: Mutex::default(), rates: Rates::default() }
     }
 }
 
@@ -120,21 +114,21 @@ impl Turnstile {
         let full = || Refusal::from(Problem::new(Code::Unavailable, "too many requests are under way"));
         let mut places = Vec::with_capacity(2);
         if let Some(token) = &caller.token {
-            let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-            let gate = tokens.entry(token.id.to_string()).or_insert_with(|| Gate {
-                places: Arc::new(Semaphore::new(MAX_REQUESTS_OF_ONE)),
-                bucket: token.quota.rate.map(Bucket::new),
-            });
-            if let Some(bucket) = &mut gate.bucket
-                && let Err(wait) = bucket.take(Instant::now())
+            if let Some(rate) = token.quota.rate
+                && let Err(refusal) = self.rates.take(&caller.tenant, rate)
             {
-                let word = format!("more than {} requests a second with this token", bucket.rate());
-                return Err(Refusal::from(
-                    Problem::new(Code::RateLimited, word).hint("wait for as long as Retry-After says"),
-                )
-                .retry_after(wait.as_secs() + 1));
+                let wait = refusal.retry_after.as_secs() + 1;
+                return Err(Refusal::from(Problem::from(refusal)).retry_after(wait));
             }
-            let place = Arc::clone(&gate.places).try_acquire_owned().map_err(|_| {
+            let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+            if tokens.len() >= MOST_TOKENS {
+                // Who holds a place holds its semaphore too.
+                tokens.retain(|_, places| Arc::strong_count(places) > 1);
+            }
+            let places_of_one = tokens
+                .entry(caller.tenant.clone())
+                .or_insert_with(|| Arc::new(Semaphore::new(MAX_REQUESTS_OF_ONE)));
+            let place = Arc::clone(places_of_one).try_acquire_owned().map_err(|_| {
                 let word = format!("{MAX_REQUESTS_OF_ONE} requests of this token are under way");
                 Problem::new(Code::RateLimited, word).hint("end some streams, or wait")
             })?;

@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use carrel_engine::idempotency::{Begun, Kept};
+use carrel_engine::answers::{Answer, Begun, MAX_ANSWER};
 use carrel_proto::problem::Problem;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
@@ -24,8 +24,6 @@ use super::{
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const LONGEST_KEY: usize = 255;
-/// Answers that are larger are not kept: whoever asks again is told that the request was done.
-const LARGEST_KEPT: usize = 4 << 20;
 
 /// A JSON body, and the right to act on it once.
 #[derive(Debug)]
@@ -82,21 +80,20 @@ impl Ticket {
         F: Future<Output = Result<Response, Refusal>> + Send + 'static,
     {
         let Some((key, digest)) = self.0 else { return work.await };
-        let (engine, tenant) = (Arc::clone(&daemon.engine), caller.tenant.clone());
-        let ticket = match engine.begin_once(&tenant, &key, &digest)? {
-            Begun::Done(kept) => return Ok(replay(kept)),
+        let ticket = match daemon.engine.begin_once(&caller.tenant, &key, &digest).await? {
+            Begun::Known(answer) => return Ok(replay(answer)),
             Begun::New(ticket) => ticket,
         };
         // Also if the client hangs up meanwhile: that is when the key is needed.
         let working = daemon.tasks.spawn(async move {
             match work.await {
                 Ok(response) => {
-                    let (kept, response) = keep(response).await?;
-                    engine.finish_once(&ticket, &kept)?;
+                    let (answer, response) = keep(response).await?;
+                    ticket.finish(answer).await?;
                     Ok(response)
                 }
                 Err(refusal) => {
-                    engine.abandon_once(&ticket)?;
+                    ticket.abandon();
                     Err(refusal)
                 }
             }
@@ -105,28 +102,30 @@ impl Ticket {
     }
 }
 
-async fn keep(response: Response) -> Result<(Kept, Response), Refusal> {
+/// Instead of an answer that is too large to be kept: whoever asks again is told that the request was done.
+const TOO_LARGE: u16 = 0;
+
+async fn keep(response: Response) -> Result<(Answer, Response), Refusal> {
     let (parts, body) = response.into_parts();
     let bytes = body.collect().await.map_err(Problem::internal)?.to_bytes();
-    let small = bytes.len() <= LARGEST_KEPT;
-    let kept = Kept {
-        status: parts.status.as_u16(),
-        body: if small { bytes.to_vec() } else { Vec::new() },
-        whole: small,
+    let answer = if bytes.len() <= MAX_ANSWER {
+        Answer { status: parts.status.as_u16(), body: bytes.to_vec() }
+    } else {
+        Answer { status: TOO_LARGE, body: Vec::new() }
     };
-    Ok((kept, Response::from_parts(parts, Body::from(bytes))))
+    Ok((answer, Response::from_parts(parts, Body::from(bytes))))
 }
 
-fn replay(kept: Kept) -> Response {
-    if !kept.whole {
+fn replay(answer: Answer) -> Response {
+    if answer.status == TOO_LARGE {
         let problem = Problem::new(
             carrel_proto::problem::Code::Conflict,
             "this was done, and its answer was too large to be kept",
         );
         return Refusal::from(problem.hint("look at what was made instead of asking again")).into_response();
     }
-    let status = StatusCode::from_u16(kept.status).unwrap_or(StatusCode::OK);
-    let mut response = (status, Bytes::from(kept.body)).into_response();
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    let mut response = (status, Bytes::from(answer.body)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(REPLAYED, HeaderValue::from_static("true"));

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::problem::{Refusal, bad};
 
 /// A page's own bounds: a screenful for a machine.
-pub(crate) const MOST: u32 = 1000;
+pub(crate) const MOST: u32 = 500;
 pub(crate) const DEFAULT: u32 = 100;
 
 #[derive(Debug, Serialize, utoipa::ToSchema)]

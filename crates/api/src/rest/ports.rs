@@ -15,7 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use carrel_engine::tokens::Permission;
+use carrel_engine::tokens::Scope;
 use carrel_proto::{
     id::SandboxId,
     message::PortInfo,
@@ -104,7 +104,7 @@ async fn list(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<axum::Json<Page<PortInfo>>, Refusal> {
-    caller.may(Permission::Read)?;
+    caller.may(Scope::Read)?;
     let record = daemon.record(&caller, &id)?;
     let items = match daemon.engine.ports(&record).await {
         Ok(ports) => ports,
@@ -145,7 +145,7 @@ async fn share_port(
     PortPath(id, port): PortPath,
     Once(asked, ticket): Once<Share>,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
     let seconds = asked.expires_seconds.unwrap_or(DEFAULT_SHARE_S);
     if !(1..=LONGEST_SHARE_S).contains(&seconds) {
@@ -169,7 +169,7 @@ async fn pass(
     PortPath(id, port): PortPath,
     request: Request,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let found = daemon.living(&caller, &id).await?;
     let prefix = format!("/v1/sandboxes/{id}/ports/{port}");
     Onward { daemon, record: found.record, port, prefix, way: Way::Own }.pass(request).await

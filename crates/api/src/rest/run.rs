@@ -12,7 +12,7 @@ use axum::{
 use carrel_engine::{
     Record,
     call::{Call, Output},
-    tokens::Permission,
+    tokens::Scope,
 };
 use carrel_proto::{
     frame::Stream,
@@ -34,7 +34,7 @@ use crate::{
 
 use super::{
     Daemon,
-    extract::{Json, SandboxPath},
+    extract::SandboxPath,
     guard::Caller,
     idempotency::{Once, Ticket},
     place::{Make, Place},
@@ -108,7 +108,7 @@ async fn run(
     SandboxPath(id): SandboxPath,
     Once(request, ticket): Once<RunRequest>,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let asked = Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
     let (running, who) = (Arc::clone(&daemon), caller.clone());
     ticket
@@ -136,7 +136,7 @@ async fn run_anywhere(
     caller: Caller,
     Once(request, ticket): Once<RunAnywhere>,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let asked = Asked::new(&request.code, request.timeout_seconds, request.max_output, &ticket, request.stream)?;
     let make = Make {
         environment: request.environment.clone(),
@@ -291,7 +291,7 @@ impl RunCall {
         if !self.ephemeral {
             return;
         }
-        let (engine, record) = (Arc::clone(&daemon.engine), self.record.clone());
+        let (engine, record) = (daemon.engine.clone(), self.record.clone());
         daemon.tasks.spawn(async move {
             if let Err(problem) = engine.close(&record, None).await {
                 tracing::warn!(sandbox = record.id.as_str(), "closing: {problem}");
@@ -462,7 +462,7 @@ impl Following {
                     return;
                 }
                 let (daemon, record) = (Arc::clone(&self.daemon), self.record.clone());
-                let exec = call.control.exec_id();
+                let exec = call.control.name().cloned();
                 drop(call);
                 if let Some(exec) = exec
                     && let Ok(Some(outcome)) = daemon.engine.wait(&record, &exec, MAX_TIMEOUT).await

@@ -7,11 +7,12 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use carrel_engine::{Found, ListFilter, Record, Update, tokens::Permission};
+use carrel_engine::{Found, Labels, ListFilter, Record, Update, tokens::Scope};
 use carrel_proto::{
     id::{Key, SandboxId},
     limits::{ByteSize, Enforced, Limits},
     message::Usage,
+    problem::Problem,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -118,6 +119,24 @@ impl LimitsPatch {
     }
 }
 
+/// The states a caller can see.
+#[derive(ToSchema)]
+#[schema(as = State, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes what the engine's own type is written as")]
+enum StateName {
+    Creating,
+    Running,
+    Lost,
+    Closing,
+}
+
+fn isolation(level: carrel_engine::IsolationLevel) -> &'static str {
+    match level {
+        carrel_engine::IsolationLevel::Jail => "jail",
+        carrel_engine::IsolationLevel::Weak => "weak",
+    }
+}
+
 /// A sandbox as callers see it.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Sandbox {
@@ -125,6 +144,7 @@ pub(crate) struct Sandbox {
     key: Option<Key>,
     /// The last part of a `user:` key.
     name: Option<String>,
+    #[schema(value_type = StateName)]
     state: carrel_engine::State,
     environment: String,
     isolation: &'static str,
@@ -158,8 +178,8 @@ impl Sandbox {
             name,
             state: record.state,
             environment: record.spec.environment.clone(),
-            isolation: record.spec.isolation.as_str(),
-            labels: record.labels.clone(),
+            isolation: isolation(record.spec.isolation),
+            labels: record.labels.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             limits: record.spec.limits.clone(),
             enforced: record.placed.as_ref().map(|placed| placed.enforced.clone()),
             idle_timeout_seconds: record.spec.idle_timeout_s,
@@ -187,7 +207,7 @@ async fn create(
     caller: Caller,
     Once(create, ticket): Once<Create>,
 ) -> Result<Response, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let place = Place::of_create(&daemon, &caller, create)?;
     let making = Arc::clone(&daemon);
     ticket
@@ -208,12 +228,13 @@ struct ListQuery {
     key: Option<String>,
     /// Keys that begin so.
     prefix: Option<String>,
+    #[param(value_type = Option<StateName>)]
     state: Option<carrel_engine::State>,
     /// `NAME=VALUE`; several must all hold.
     #[serde(default)]
     label: Vec<String>,
     after: Option<String>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
 }
 
@@ -235,11 +256,11 @@ async fn list(
             Ok((name.to_owned(), value.to_owned()))
         })
         .collect::<Result<_, Refusal>>()?;
-    let after = query.after.as_deref().map(|text| text.parse().map_err(|_| page::bad_cursor(text))).transpose()?;
+    let after = query.after.as_deref().map(str::parse).transpose().map_err(|problem: Problem| problem)?;
     let filter = ListFilter {
         tenant: (!caller.is_operator()).then(|| caller.tenant.clone()),
-        key: query.key,
-        prefix: query.prefix,
+        key: query.key.as_deref().map(super::place::parse_key).transpose()?,
+        key_prefix: query.prefix,
         state: query.state,
         labels,
     };
@@ -283,12 +304,12 @@ async fn update(
     SandboxPath(id): SandboxPath,
     Json(patch): Json<Patch>,
 ) -> Result<axum::Json<Sandbox>, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
     let limits = patch.limits.map(|limits| limits.over(record.spec.limits.clone())).transpose()?;
     let update = Update {
         limits,
-        labels: patch.labels,
+        labels: patch.labels.map(Labels::new).transpose()?,
         idle_timeout_s: patch.idle_timeout_seconds.map(|seconds| seconds_within("idle_timeout_seconds", seconds)).transpose()?,
         max_lifetime_s: patch.max_lifetime_seconds.map(|seconds| seconds_within("max_lifetime_seconds", seconds)).transpose()?,
         quota: caller.quota(),
@@ -324,7 +345,7 @@ async fn close(
     SandboxPath(id): SandboxPath,
     Query(query): Query<CloseQuery>,
 ) -> Result<StatusCode, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
     if query.delete_workspace.unwrap_or(true) {
         daemon.engine.close(&record, None).await?;
@@ -342,7 +363,7 @@ async fn wake(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<axum::Json<Sandbox>, Refusal> {
-    caller.may(Permission::Run)?;
+    caller.may(Scope::Run)?;
     let found = daemon.living(&caller, &id).await?;
     Ok(axum::Json(Sandbox::found(&found, id.as_str())))
 }
