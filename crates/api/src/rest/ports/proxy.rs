@@ -23,7 +23,7 @@ use axum::{
 use carrel_engine::Record;
 use carrel_proto::problem::{Code, Problem};
 use hyper::{
-    body::{Body as _, Frame, Incoming, SizeHint},
+    body::{Frame, Incoming, SizeHint},
     client::conn::http1,
     upgrade::OnUpgrade,
 };
@@ -99,10 +99,10 @@ impl Onward {
             .await
             .map_err(|error| self.broken(&error))?;
         // It ends with what it carries; how is seen there.
-        let connection = Connection(self.daemon.tasks.spawn(async move { drop(connection.with_upgrades().await) }));
+        let connection = Task(self.daemon.tasks.spawn(async move { drop(connection.with_upgrades().await) }));
         let answered = std::pin::pin!(sender.send_request(request));
         let response = self.answered(answered, &moved).await?;
-        let carried = Carried { connection, _place: place };
+        let carried = Carried { _tasks: [connection, self.keep_awake()], _place: place };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return match client {
                 Some(client) => Ok(self.tunnel(client, response, carried)),
@@ -175,6 +175,20 @@ impl Onward {
                 }
             }
         }
+    }
+
+    /// The agent does not see what flows through a connection, and would end its box in the midst of a long one for being idle.
+    fn keep_awake(&self) -> Task {
+        let (daemon, record) = (Arc::clone(&self.daemon), self.record.clone());
+        let often = Duration::from_secs(record.spec.idle_timeout_s).div_f32(3.0).max(Duration::from_millis(250));
+        Task(self.daemon.tasks.spawn(async move {
+            loop {
+                tokio::time::sleep(often).await;
+                if daemon.engine.ports(&record).await.is_err() {
+                    return;
+                }
+            }
+        }))
     }
 
     fn broken(&self, why: &dyn std::fmt::Display) -> Problem {
@@ -266,11 +280,11 @@ fn bind_cookies(headers: &mut HeaderMap, prefix: &str) {
     }
 }
 
-/// The task of a connection into a box, which ends with it.
+/// A task that ends with its exchange.
 #[derive(Debug)]
-struct Connection(JoinHandle<()>);
+struct Task(JoinHandle<()>);
 
-impl Drop for Connection {
+impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -279,8 +293,8 @@ impl Drop for Connection {
 /// What an exchange holds until it is over.
 #[derive(Debug)]
 struct Carried {
-    #[expect(dead_code, reason = "held for its drop")]
-    connection: Connection,
+    /// The connection into the box, and what keeps the box from being idle.
+    _tasks: [Task; 2],
     _place: Place,
 }
 

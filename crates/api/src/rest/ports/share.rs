@@ -9,6 +9,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    sync::atomic::{AtomicU64, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -38,7 +39,7 @@ pub(super) struct Link {
 
 /// Signs links and reads them.
 pub(super) struct Links {
-    key: [u8; KEY],
+    keyed: Hmac<Sha256>,
 }
 
 impl std::fmt::Debug for Links {
@@ -59,15 +60,19 @@ impl Links {
         let failed = |error: io::Error| Problem::internal(format!("the key of share links, {}: {error}", path.display()));
         match read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            found => return found.map(|key| Self { key }).map_err(failed),
+            found => return Self::with(&found.map_err(failed)?),
         }
         make(state, &path).map_err(failed)?;
         // Not what was just made: another process may have been faster.
-        read(&path).map(|key| Self { key }).map_err(failed)
+        Self::with(&read(&path).map_err(failed)?)
+    }
+
+    fn with(key: &[u8; KEY]) -> Result<Self, Problem> {
+        Hmac::new_from_slice(key).map(|keyed| Self { keyed }).map_err(Problem::internal)
     }
 
     fn mac(&self, said: &[u8]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new(&self.key.into());
+        let mut mac = self.keyed.clone();
         mac.update(DOMAIN);
         mac.update(said);
         mac
@@ -113,7 +118,11 @@ fn make(state: &Path, path: &Path) -> io::Result<()> {
     while filled < KEY {
         filled += rustix::rand::getrandom(&mut key[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
-    let draft = state.join(format!("{FILE}.{}.{}", std::process::id(), u64::from_ne_bytes([key[0], key[1], 0, 0, 0, 0, 0, 0])));
+    // Threads of one process may be at it too; nothing of the key itself goes into a name.
+    static DRAFTS: AtomicU64 = AtomicU64::new(0);
+    let draft = state.join(format!("{FILE}.{}.{}", std::process::id(), DRAFTS.fetch_add(1, Ordering::Relaxed)));
+    // Left by a process of the same number that was killed here.
+    let _ = std::fs::remove_file(&draft);
     let written = (|| {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&draft)?;
         file.write_all(&key)?;
@@ -171,11 +180,14 @@ mod tests {
     #[test]
     fn the_key_is_made_once_and_for_its_owner_alone() {
         let state = tempfile::tempdir().unwrap();
-        let opened: Vec<[u8; KEY]> = std::thread::scope(|scope| {
-            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| Links::open(state.path()).unwrap().key)).collect();
+        let sandbox = SandboxId::from_random([1; 10]);
+        let opened: Vec<Links> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| Links::open(state.path()).unwrap())).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
-        assert!(opened.iter().all(|key| *key == opened[0] && *key != [0; KEY]));
+        let signed: Vec<String> = opened.iter().map(|links| links.sign(&sandbox, 1, 1)).collect();
+        assert!(signed.iter().all(|text| *text == signed[0]));
+        assert_ne!(read(&state.path().join(FILE)).unwrap(), [0; KEY]);
         let files: Vec<_> = std::fs::read_dir(state.path()).unwrap().map(|file| file.unwrap()).collect();
         assert_eq!(files.len(), 1, "no draft is left: {files:?}");
         assert_eq!(files[0].metadata().unwrap().permissions().mode() & 0o777, 0o600);
