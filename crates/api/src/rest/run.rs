@@ -30,6 +30,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     kept::Bytes,
     reply::{Reply, Transcript},
+    telemetry::carried,
 };
 
 use super::{
@@ -262,11 +263,11 @@ impl RunCall {
         // The code goes on when its client hangs up, and its end is still noted: so not in the request's own task.
         let cancel = self.cancel_on_disconnect.then(tokio_util::sync::CancellationToken::new);
         let guard = cancel.clone().map(tokio_util::sync::CancellationToken::drop_guard);
-        let gathering = daemon.tasks.spawn(async move {
+        let gathering = daemon.tasks.spawn(carried(async move {
             let gathered = following.gather(call, asked.max_output, cancel).await;
             self.leave(&following.daemon);
             gathered
-        });
+        }));
         let reply = gathering.await.map_err(Problem::internal)?;
         drop(guard);
         reply

@@ -13,6 +13,8 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::telemetry::carried;
+
 /// Events waiting for a client: a chunk is at most 64 KiB or so.
 const AHEAD: usize = 16;
 /// A client that takes nothing for this long is slow beyond patience.
@@ -61,7 +63,7 @@ where
 {
     let (sender, receiver) = mpsc::channel(AHEAD);
     let quiet = sender.downgrade();
-    let producing = producer(Events(sender));
+    let producing = carried(producer(Events(sender)));
     tokio::spawn(async move {
         let mut producing = std::pin::pin!(producing);
         loop {
