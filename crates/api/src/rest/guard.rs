@@ -151,6 +151,8 @@ pub(crate) async fn admit(State(daemon): State<Arc<Daemon>>, mut request: Reques
     let mut response = match check(&daemon, &mut request).await {
         Ok((caller, places)) => {
             who = caller.as_ref().map(|caller| caller.name().to_owned());
+            let places = Places(Arc::new(places));
+            request.extensions_mut().insert(places.clone());
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
@@ -292,10 +294,14 @@ pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
         .expose_headers(EXPOSED.map(HeaderName::from_static)))
 }
 
+/// The places of a request. What goes on behind its answer, as a WebSocket does, holds them too.
+#[derive(Debug, Clone)]
+pub(crate) struct Places(#[expect(dead_code, reason = "held, not read")] Arc<Vec<OwnedSemaphorePermit>>);
+
 /// A body that keeps its request's places until it is sent or dropped.
 struct Held {
     body: axum::body::Body,
-    _places: Vec<OwnedSemaphorePermit>,
+    _places: Places,
 }
 
 impl hyper::body::Body for Held {
