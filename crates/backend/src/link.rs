@@ -23,7 +23,7 @@ use tokio::{
 /// An agent answers a greeting at once, unless its host is drowning.
 const GREETING: Duration = Duration::from_secs(10);
 /// Requests that do no user's work.
-const SHORT: Duration = Duration::from_secs(30);
+pub(crate) const SHORT: Duration = Duration::from_secs(30);
 
 /// Input in one frame.
 pub const MAX_INPUT: usize = frame::MAX_DATA;
@@ -37,8 +37,8 @@ pub struct AgentLink {
 
 #[derive(Debug)]
 pub struct Reader {
-    half: OwnedReadHalf,
-    decoder: Decoder,
+    pub(crate) half: OwnedReadHalf,
+    pub(crate) decoder: Decoder,
 }
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub enum Piece<'a> {
     Event(Event),
 }
 
-fn lost(what: impl std::fmt::Display) -> Problem {
+pub(crate) fn lost(what: impl std::fmt::Display) -> Problem {
     Problem::new(Code::AgentLost, format!("the sandbox's agent is lost: {what}"))
         .hint("`carrel inspect` shows whether the sandbox still lives; its files are kept")
         .state(SessionState::Lost)

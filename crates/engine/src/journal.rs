@@ -74,12 +74,7 @@ impl Journal {
         let thread = std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || writer.run(&receiver, &counter))?;
-        Ok(Self {
-            sender: Some(sender),
-            dropped,
-            thread: Mutex::new(Some(thread)),
-            path: path.to_path_buf(),
-        })
+        Ok(Self { sender: Some(sender), dropped, thread: Mutex::new(Some(thread)), path: path.to_path_buf() })
     }
 
     fn hand_over(&self, entry: Entry) {

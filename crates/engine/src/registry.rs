@@ -144,7 +144,8 @@ pub(crate) fn json<T: Serialize>(value: &T) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(Problem::internal)
 }
 
-const COLUMNS: &str = "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms";
+const COLUMNS: &str =
+    "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms";
 
 fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let bad = |error: String| rusqlite::Error::ToSqlConversionFailure(error.into());

@@ -136,14 +136,14 @@ impl Engine {
         }
     }
 
-    /// A new sandbox without a key, for whoever learns its id.
-    pub async fn nameless(&self, wish: &Wish) -> Result<Record, Problem> {
-        self.make(None, wish, None).await?.ok_or_else(|| Problem::internal("a new id was taken"))
-    }
-
     /// A sandbox of its own for one call.
     pub async fn ephemeral(&self, wish: &Wish) -> Result<Record, Problem> {
         self.make(None, wish, Some(Owner::me())).await?.ok_or_else(|| Problem::internal("a new id was taken"))
+    }
+
+    /// A new sandbox that stays, and is found by its id alone.
+    pub async fn nameless(&self, wish: &Wish) -> Result<Record, Problem> {
+        self.make(None, wish, None).await?.ok_or_else(|| Problem::internal("a new id was taken"))
     }
 
     /// The sandbox with this id or key, if it lives.
@@ -433,13 +433,16 @@ impl Engine {
         let lock = self.lock(&record.id).await?;
         let id = record.id.clone();
         self.blocking(move |engine| {
-            let _lock = lock;
-            let Some(record) = engine.registry.by_id(&id)?.filter(|record| record.state == State::Running)
-            else {
+            let Some(record) = engine.registry.by_id(&id)? else {
+                lock.discard();
                 return Ok(());
             };
+            if record.state != State::Running {
+                return Ok(());
+            }
             engine.backend.destroy(&id, &engine.directory(&id), record.placed.as_ref())?;
             engine.registry.set_state(&id, State::Lost, Some(EndReason::Closed))?;
+            drop(lock);
             engine.note(Event::of(Kind::SessionStopped, &record));
             Ok(())
         })
@@ -476,12 +479,7 @@ impl Engine {
     }
 
     /// Some of them, in the order they were made; the page says how to go on.
-    pub fn list_page(
-        &self,
-        filter: &ListFilter,
-        after: Option<Cursor>,
-        limit: u32,
-    ) -> Result<Page, Problem> {
+    pub fn list_page(&self, filter: &ListFilter, after: Option<Cursor>, limit: u32) -> Result<Page, Problem> {
         self.registry.page(filter, after, limit)
     }
 }

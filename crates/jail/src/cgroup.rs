@@ -6,6 +6,7 @@
 
 mod delegated;
 pub mod scope;
+pub mod update;
 
 use std::{fs, io, path::PathBuf};
 
