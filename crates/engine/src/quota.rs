@@ -216,7 +216,7 @@ pub struct Usage {
 
 impl Engine {
     /// What a tenant's sandboxes hold of its quota.
-    pub fn usage(&self, tenant: &Tenant) -> Result<Usage, Problem> {
+    pub fn held(&self, tenant: &Tenant) -> Result<Usage, Problem> {
         // Whole sums, also where they are larger than any quota.
         let sums = [SANDBOXES, CPU, MEMORY, DISK].map(|thing| format!("TOTAL({})", thing.sql)).join(", ");
         let sql = format!("SELECT {sums} FROM sandboxes WHERE tenant = ?1 AND state != 'ended'");

@@ -78,12 +78,12 @@ async fn a_token_sees_its_own_and_cannot_tell_others_from_nothing() {
     let page = engine.list_page(&ListFilter { tenant: Some(a.clone()), ..ListFilter::default() }, None, 10);
     assert_eq!(page.unwrap().records.len(), 1);
     assert_eq!(engine.list().unwrap().len(), 3);
-    let usage = engine.usage(&a).unwrap();
+    let usage = engine.held(&a).unwrap();
     assert_eq!((usage.sandboxes, usage.memory), (1, Limits::default().memory.0));
     for record in [of_a, of_b, locals] {
         engine.close(&record, None).await.unwrap();
     }
-    assert_eq!(engine.usage(&a).unwrap().sandboxes, 0);
+    assert_eq!(engine.held(&a).unwrap().sandboxes, 0);
     is_empty(state.path());
 }
 
