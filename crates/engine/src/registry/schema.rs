@@ -171,14 +171,20 @@ mod tests {
 
     #[test]
     fn many_openers_of_an_old_registry_migrate_it_once() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("registry.db");
-        old(&path);
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| assert_eq!(Registry::open(&path).unwrap().all().unwrap().len(), 3));
-            }
-        });
+        for _ in 0..10 {
+            let place = tempfile::tempdir().unwrap();
+            let path = place.path().join("registry.db");
+            old(&path);
+            let together = std::sync::Barrier::new(8);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        together.wait();
+                        assert_eq!(Registry::open(&path).unwrap().all().unwrap().len(), 3);
+                    });
+                }
+            });
+        }
     }
 
     #[test]
