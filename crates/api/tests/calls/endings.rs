@@ -17,9 +17,11 @@ async fn time_runs_out_and_the_state_stays() {
     assert_eq!(sandbox.run("python", "x").await["results"][0]["mime"]["text/plain"], "1");
     let ran = sandbox.post("execs", json!({"argv": ["sleep", "1000"], "timeout_seconds": 0.5})).await.ok();
     assert_eq!((&ran["cause"], &ran["exit_code"]), (&json!("timeout"), &json!(124)));
-    let body = json!({"code": "while True: pass", "timeout_seconds": 0.7, "environment": "python", "stream": true});
+    let body =
+        json!({"code": "while True: pass", "timeout_seconds": 0.7, "environment": "python", "stream": true});
     let events = sandbox.stream("run", Some(body), &[]).await.rest().await;
-    let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).filter(|name| *name != "stderr").collect();
+    let names: Vec<&str> =
+        events.iter().map(|event| event.name.as_str()).filter(|name| *name != "stderr").collect();
     assert_eq!(names, ["start", "receipt", "error", "end"]);
     assert_eq!(events[events.len() - 2].data["code"], "timeout");
 }
@@ -28,7 +30,8 @@ async fn time_runs_out_and_the_state_stays() {
 async fn anybody_cancels_by_id() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let body = json!({"code": "print('up', flush=True)\nwhile True: pass", "environment": "python", "stream": true});
+    let body =
+        json!({"code": "print('up', flush=True)\nwhile True: pass", "environment": "python", "stream": true});
     let mut events = sandbox.stream("run", Some(body), &[]).await;
     let exec = events.expect("start").await.data["exec"].as_str().unwrap().to_owned();
     events.expect("stdout").await;
@@ -38,7 +41,10 @@ async fn anybody_cancels_by_id() {
     assert_eq!((&end["cause"], &end["session_state"]), (&json!("cancelled"), &json!("preserved")));
     // What has ended is cancelled already.
     sandbox.post(&format!("execs/{exec}/cancel"), json!({})).await.done();
-    sandbox.post(&format!("execs/{exec}/signal"), json!({"signal": "rubbish"})).await.refused(400, "invalid_argument");
+    sandbox
+        .post(&format!("execs/{exec}/signal"), json!({"signal": "rubbish"}))
+        .await
+        .refused(400, "invalid_argument");
 }
 
 /// Sends a request and hangs up once its call runs.
@@ -91,7 +97,10 @@ async fn signals_come_by_number_and_name() {
     sandbox.post(&format!("execs/{exec}/signal"), json!({"signal": "SIGUSR1"})).await.done();
     assert_eq!(sandbox.outcome(&exec).await["exit_code"], 3);
     let exec = sandbox.start(json!({"argv": ["sleep", "1000"]})).await;
-    sandbox.post(&format!("execs/{exec}/resize"), json!({"rows": 1, "cols": 1})).await.refused(400, "invalid_argument");
+    sandbox
+        .post(&format!("execs/{exec}/resize"), json!({"rows": 1, "cols": 1}))
+        .await
+        .refused(400, "invalid_argument");
     sandbox.post(&format!("execs/{exec}/signal"), json!({"signal": 9})).await.done();
     assert_eq!(sandbox.outcome(&exec).await["signal"], 9);
     sandbox.post(&format!("execs/{exec}/signal"), json!({"signal": 9})).await.refused(409, "exec_ended");
@@ -103,7 +112,8 @@ async fn a_command_that_is_not_there_says_so() {
     let sandbox = world.sandbox().await;
     let ran = sandbox.post("execs", json!({"argv": ["no-such-command"]})).await.ok();
     assert_eq!((&ran["error"]["code"], &ran["exit_code"]), (&json!("command_not_found"), &json!(127)));
-    let started = sandbox.post("execs", json!({"argv": ["no-such-command"], "stream": true, "stdin": "x"})).await;
+    let started =
+        sandbox.post("execs", json!({"argv": ["no-such-command"], "stream": true, "stdin": "x"})).await;
     let exec = started.is(StatusCode::CREATED)["exec"].as_str().unwrap().to_owned();
     assert_eq!(sandbox.outcome(&exec).await["problem"]["code"], "command_not_found");
 }

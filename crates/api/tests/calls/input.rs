@@ -52,7 +52,8 @@ async fn input_can_be_given_with_the_command() {
     assert_eq!(sandbox.post("execs", json!({"argv": ["cat"]})).await.ok()["stdout"], "");
     // Both ways at once: more than any pipe holds comes back while the rest is still to go.
     let big = "x".repeat(5_000_000);
-    let ran = sandbox.post("execs", json!({"argv": ["cat"], "stdin": big, "max_output": 10_000_000})).await.ok();
+    let ran =
+        sandbox.post("execs", json!({"argv": ["cat"], "stdin": big, "max_output": 10_000_000})).await.ok();
     assert_eq!(ran["stdout"].as_str().unwrap().len(), 5_000_000);
     let exec = sandbox.start(json!({"argv": ["sh", "-c", "sleep 0.1; wc -c"], "stdin": big})).await;
     assert_eq!(sandbox.outcome(&exec).await["exit_code"], 0);
@@ -70,7 +71,8 @@ async fn a_command_without_input_takes_none() {
     let path = sandbox.at(&format!("execs/{exec}/stdin"));
     let answer = world.send(raw_request("POST", &path, "x".into(), &[])).await.answer().await;
     answer.refused(400, "invalid_argument");
-    let answer = world.send(raw_request("POST", &format!("{path}?clos=1"), "x".into(), &[])).await.answer().await;
+    let answer =
+        world.send(raw_request("POST", &format!("{path}?clos=1"), "x".into(), &[])).await.answer().await;
     answer.refused(400, "invalid_argument");
     sandbox.post(&format!("execs/{exec}/cancel"), json!({})).await.is(StatusCode::NO_CONTENT);
 }

@@ -54,7 +54,9 @@ async fn pages_are_exact_while_it_runs_after_the_end_and_after_a_restart() {
 async fn raw_bytes_follow_to_the_end() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let exec = sandbox.start(json!({"argv": ["sh", "-c", "echo one; read x; echo $x; echo no >&2"], "stdin": true})).await;
+    let exec = sandbox
+        .start(json!({"argv": ["sh", "-c", "echo one; read x; echo $x; echo no >&2"], "stdin": true}))
+        .await;
     let path = sandbox.at(&format!("execs/{exec}/raw?stream=stdout&follow=true"));
     let mut reply = world.send(raw_request("GET", &path, Default::default(), &[])).await;
     assert_eq!(reply.frame().await.unwrap(), "one\n");

@@ -9,7 +9,8 @@ use crate::world::{World, bytes, until};
 async fn every_language_answers_and_keeps_its_state() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let ran = sandbox.run("python", "import sys\nx = 6*7\nprint('out')\nprint('err', file=sys.stderr)\nx").await;
+    let ran =
+        sandbox.run("python", "import sys\nx = 6*7\nprint('out')\nprint('err', file=sys.stderr)\nx").await;
     assert_eq!((&ran["sandbox"], &ran["session"]), (&json!(sandbox.id()), &json!("default")));
     assert_eq!((&ran["exec"], &ran["language"]), (&json!("ex_1"), &json!("python")));
     assert_eq!((&ran["exit_code"], &ran["cause"]), (&json!(0), &json!("exit")));
@@ -23,7 +24,10 @@ async fn every_language_answers_and_keeps_its_state() {
     sandbox.run("node", "let z = 8").await;
     assert_eq!(sandbox.run("node", "z + 1").await["results"][0]["mime"]["text/plain"], "9");
     let raised = sandbox.run("python", "1/0").await;
-    assert_eq!((&raised["exit_code"], &raised["exception"]["name"]), (&json!(1), &json!("ZeroDivisionError")));
+    assert_eq!(
+        (&raised["exit_code"], &raised["exception"]["name"]),
+        (&json!(1), &json!("ZeroDivisionError"))
+    );
 }
 
 #[tokio::test]
@@ -49,7 +53,8 @@ async fn bytes_that_are_no_text_come_as_base64_and_long_output_is_cut_in_the_mid
 async fn what_is_wrong_is_named_and_nothing_happens() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let problem = sandbox.post("run", json!({"code": "1", "cod": "2"})).await.refused(400, "invalid_argument");
+    let problem =
+        sandbox.post("run", json!({"code": "1", "cod": "2"})).await.refused(400, "invalid_argument");
     assert!(problem["detail"].as_str().unwrap().contains("`cod`"), "{problem}");
     for body in [
         json!({}),
@@ -70,13 +75,25 @@ async fn what_is_wrong_is_named_and_nothing_happens() {
     ] {
         sandbox.post("execs", body).await.refused(400, "invalid_argument");
     }
-    sandbox.post("run", json!({"code": "1", "environment": "cobol"})).await.refused(400, "environment_unknown");
+    sandbox
+        .post("run", json!({"code": "1", "environment": "cobol"}))
+        .await
+        .refused(400, "environment_unknown");
     assert_eq!(sandbox.get("execs").await.ok()["items"], json!([]));
     sandbox.get("execs?limt=1").await.refused(400, "invalid_argument");
-    for path in ["execs/ex_1", "execs/ex_1/output", "execs/ex_1/stream", "execs/ex_1/raw", "execs/ex_1/wait", "execs/%20"] {
+    for path in [
+        "execs/ex_1",
+        "execs/ex_1/output",
+        "execs/ex_1/stream",
+        "execs/ex_1/raw",
+        "execs/ex_1/wait",
+        "execs/%20",
+    ] {
         sandbox.get(path).await.refused(404, "exec_not_found");
     }
-    for (path, body) in [("signal", json!({"signal": 9})), ("resize", json!({"rows": 1, "cols": 1})), ("cancel", json!({}))] {
+    for (path, body) in
+        [("signal", json!({"signal": 9})), ("resize", json!({"rows": 1, "cols": 1})), ("cancel", json!({}))]
+    {
         sandbox.post(&format!("execs/ex_1/{path}"), body).await.refused(404, "exec_not_found");
     }
     world.get("/v1/sandboxes/sbx_nobody/execs").await.refused(404, "sandbox_not_found");
@@ -97,7 +114,10 @@ async fn the_same_key_twice_is_one_call() {
     let other = json!({"code": "2", "environment": "python"});
     world.call_with("POST", &run, Some(other), &key).await.refused(409, "conflict");
     let streamed = json!({"code": "2", "environment": "python", "stream": true});
-    world.call_with("POST", &run, Some(streamed), &[("idempotency-key", "two")]).await.refused(400, "invalid_argument");
+    world
+        .call_with("POST", &run, Some(streamed), &[("idempotency-key", "two")])
+        .await
+        .refused(400, "invalid_argument");
     let body = json!({"argv": ["true"], "stream": true});
     let key = [("idempotency-key", "three")];
     let first = world.call_with("POST", &execs, Some(body.clone()), &key).await.is(StatusCode::CREATED);

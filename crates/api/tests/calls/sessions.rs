@@ -23,14 +23,18 @@ async fn a_session_has_a_directory_and_variables_that_change_while_it_lives() {
     let patch = json!({"env": {"SIZE": "9", "COLOUR": null}});
     let patched = world.call("PATCH", &sandbox.at("sessions/build"), Some(patch)).await.ok();
     assert_eq!((&patched["env"], &patched["interpreters"]), (&json!({"SIZE": "9"}), &json!(["python"])));
-    let after = sandbox.post("run", run("(os.environ.get('COLOUR'), os.environ.get('SIZE'), os.getcwd())")).await;
+    let after =
+        sandbox.post("run", run("(os.environ.get('COLOUR'), os.environ.get('SIZE'), os.getcwd())")).await;
     assert_eq!(value(after.ok()), "(None, '9', '/workspace/build')");
-    let ran = sandbox.post("execs", json!({"argv": ["sh", "-c", "echo $SIZE"], "session": "build"})).await.ok();
+    let ran =
+        sandbox.post("execs", json!({"argv": ["sh", "-c", "echo $SIZE"], "session": "build"})).await.ok();
     assert_eq!(ran["stdout"], "9\n");
-    let ran = sandbox.post("execs", json!({"argv": ["sh", "-c", "echo $SIZE"], "env": {"SIZE": "1"}})).await.ok();
+    let ran =
+        sandbox.post("execs", json!({"argv": ["sh", "-c", "echo $SIZE"], "env": {"SIZE": "1"}})).await.ok();
     assert_eq!(ran["stdout"], "1\n");
     let all = sandbox.get("sessions").await.ok();
-    let names: Vec<&str> = all["items"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> =
+        all["items"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["build", "default"]);
     assert_eq!(sandbox.get("sessions/build").await.ok(), all["items"][0]);
 }
@@ -57,7 +61,12 @@ async fn deleting_a_session_ends_what_is_in_it() {
 async fn what_no_session_can_be_is_refused() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    for body in [json!({}), json!({"name": "a/b"}), json!({"name": "s", "envs": {}}), json!({"name": "s", "env": {"A=B": "c"}})] {
+    for body in [
+        json!({}),
+        json!({"name": "a/b"}),
+        json!({"name": "s", "envs": {}}),
+        json!({"name": "s", "env": {"A=B": "c"}}),
+    ] {
         sandbox.post("sessions", body).await.refused(400, "invalid_argument");
     }
     for patch in [json!({}), json!({"env": {"A": 1}}), json!({"env": {"": "x"}})] {

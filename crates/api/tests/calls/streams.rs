@@ -40,14 +40,18 @@ async fn a_stream_is_taken_up_after_any_chunk() {
     let tail: Vec<&str> = all[all.len() - 3..].iter().map(|event| event.name.as_str()).collect();
     assert_eq!(tail, ["result", "receipt", "end"]);
     let end = &all.last().unwrap().data;
-    assert_eq!((&end["exit_code"], &end["exec"], end.get("stdout")), (&json!(0), &json!("ex_1"), None::<&Value>));
+    assert_eq!(
+        (&end["exit_code"], &end["exec"], end.get("stdout")),
+        (&json!(0), &json!("ex_1"), None::<&Value>)
+    );
     let events = numbered(&all);
     assert!(events.len() > 3, "{} chunks", events.len());
     for (at, event) in events.iter().enumerate() {
         assert_eq!(event.id.as_deref(), Some(format!("{}/ex_1/{at}", sandbox.id()).as_str()));
         assert_eq!(event.chunk(), at as u64);
     }
-    let expected: Vec<u8> = (0..300).flat_map(|n| format!("e{n}").into_bytes().into_iter().chain(*b"\xff\n")).collect();
+    let expected: Vec<u8> =
+        (0..300).flat_map(|n| format!("e{n}").into_bytes().into_iter().chain(*b"\xff\n")).collect();
     assert!(text(&events, "stderr") == expected);
     let last = events.len() - 1;
     for cut in [0, 1, 2, last / 2, last - 1, last] {
@@ -58,10 +62,18 @@ async fn a_stream_is_taken_up_after_any_chunk() {
         let since = format!("execs/ex_1/stream?since={cut}");
         assert_eq!(numbered(&sandbox.stream(&since, None, &[]).await.rest().await), events[cut..]);
     }
-    let again = sandbox.stream("execs/ex_1/stream?since=99", None, &[("last-event-id", "")]).await.rest().await;
+    let again =
+        sandbox.stream("execs/ex_1/stream?since=99", None, &[("last-event-id", "")]).await.rest().await;
     assert_eq!((again[0].name.as_str(), again.last().unwrap().name.as_str()), ("start", "end"));
     let own = sandbox.id();
-    for id in ["0", "sbx_other/ex_1/0", &format!("{own}/ex_2/0"), &format!("{own}/ex_1"), &format!("{own}/ex_1/x"), &format!("{own}/ex_1/0/0")] {
+    for id in [
+        "0",
+        "sbx_other/ex_1/0",
+        &format!("{own}/ex_2/0"),
+        &format!("{own}/ex_1"),
+        &format!("{own}/ex_1/x"),
+        &format!("{own}/ex_1/0/0"),
+    ] {
         let path = sandbox.at("execs/ex_1/stream");
         let answer = world.send(request("GET", &path, None, &[("last-event-id", id)])).await.answer().await;
         answer.refused(400, "invalid_argument");
@@ -125,7 +137,8 @@ async fn a_sandbox_of_one_run_waits_for_a_client_that_was_cut_off() {
     let path = format!("/v1/sandboxes/{}", all[0].data["sandbox"].as_str().unwrap());
     until("the end of the sandbox", || async {
         let list = world.get("/v1/sandboxes").await.ok();
-        let there = list["items"].as_array().unwrap().iter().any(|it| path.ends_with(it["id"].as_str().unwrap()));
+        let there =
+            list["items"].as_array().unwrap().iter().any(|it| path.ends_with(it["id"].as_str().unwrap()));
         (!there).then_some(())
     })
     .await;
@@ -166,7 +179,8 @@ async fn clients_that_read_nothing_stop_nobody_and_cost_little() {
         assert!(began.elapsed() < Duration::from_secs(100));
     }
     let id = got.iter().rev().find_map(|event| event.id.clone()).unwrap();
-    let rest = sandbox.stream(&format!("execs/{exec}/stream"), None, &[("last-event-id", &id)]).await.rest().await;
+    let rest =
+        sandbox.stream(&format!("execs/{exec}/stream"), None, &[("last-event-id", &id)]).await.rest().await;
     got.extend(rest);
     assert_eq!(got.last().unwrap().name, "end");
     assert!(text(&numbered(&got), "stdout").len() == 640 * 65536);
