@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::reply::Reply;
+use crate::{reply::Reply, telemetry::carried};
 
 use super::{
     Daemon,
@@ -268,10 +268,10 @@ impl RunCall {
             return Ok(self.tell(call, following));
         }
         // The code goes on when its client hangs up, and its end is still noted: so not in the request's own task.
-        let gathering = daemon.tasks.spawn(async move {
+        let gathering = daemon.tasks.spawn(carried(async move {
             let call = self.begin(&following.daemon, asked).await?;
             following.gather(call, None, asked.max_output, gone).await
-        });
+        }));
         gathering.await.map_err(Problem::internal)?
     }
 

@@ -19,6 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 
+use crate::telemetry::carried;
+
 /// Events waiting for a client, and their bytes: what one connection may cost. A larger event waits until it is alone.
 const AHEAD: usize = 64;
 const AHEAD_BYTES: usize = 512 << 10;
@@ -99,7 +101,8 @@ where
     let (sender, receiver) = mpsc::channel(AHEAD);
     let (all, taken) = oneshot::channel();
     let quiet = sender.downgrade();
-    let producing = producer(Events { queue: sender, room: Arc::new(Semaphore::new(AHEAD_BYTES)), taken });
+    let producing =
+        carried(producer(Events { queue: sender, room: Arc::new(Semaphore::new(AHEAD_BYTES)), taken }));
     tokio::spawn(async move {
         let mut producing = std::pin::pin!(producing);
         let mut open = true;
