@@ -66,6 +66,8 @@ use utoipa_axum::router::OpenApiRouter;
 pub use guard::Guards;
 pub use server::Listeners;
 
+use crate::telemetry::Telemetry;
+
 use self::{extract::no_sandbox, guard::Caller, guard::Turnstile, place::Place, problem::Refusal};
 
 /// What can change while the daemon runs.
@@ -86,6 +88,8 @@ pub struct Options {
     pub audit: Option<Journal>,
     /// `https://…` under which others reach this daemon, for share links.
     pub public_url: Option<String>,
+    /// Where traces and metrics go.
+    pub telemetry: Option<Telemetry>,
 }
 
 /// A token that was verified lately is not looked up again: revoking one takes effect within this time.
@@ -105,6 +109,7 @@ pub struct Daemon {
     /// Distinguishes this process's request ids from those of the one before.
     run: String,
     counts: health::Counts,
+    ways: ports::Ways,
     /// No new work; streams end.
     stop: CancellationToken,
     /// What goes on without a client.
@@ -126,6 +131,7 @@ impl Daemon {
             requests: AtomicU64::new(1),
             run: format!("{:x}", std::process::id()),
             counts: health::Counts::default(),
+            ways: ports::Ways::default(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         })
@@ -139,6 +145,9 @@ impl Daemon {
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.wait()).await;
         if let Some(audit) = &self.options.audit {
             audit.flush();
+        }
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.shutdown().await;
         }
         served
     }
@@ -200,6 +209,11 @@ impl Daemon {
         }
         known.insert(secret.to_owned(), (Instant::now(), Arc::clone(&token)));
         Ok(token)
+    }
+
+    /// So that a token that was revoked here is refused at once.
+    fn forget_verified(&self) {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The sandbox of this id, asleep or not, if it is the caller's to see.
@@ -271,6 +285,9 @@ impl Daemon {
         event.session = Some(session.clone());
         event.exec = Some(exec.clone());
         self.engine.note(event);
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.call_started(record, exec);
+        }
     }
 
     fn note_finished(
@@ -289,6 +306,9 @@ impl Daemon {
         event.bytes = Some(outcome.receipt.stdout_bytes + outcome.receipt.stderr_bytes);
         self.engine.note(event.detail(outcome.cause.as_str()));
         self.counts.call(language, outcome);
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.call_finished(record, session, language, outcome, caller);
+        }
     }
 }
 

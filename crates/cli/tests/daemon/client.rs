@@ -78,6 +78,10 @@ impl Client {
         self.stream.get_mut().write_all(&bytes)
     }
 
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+
     /// A request with a whole answer.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
         self.ask_with(method, path, &[], body)
