@@ -11,7 +11,10 @@ mod tls;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
-use carrel_api::rest::{Daemon, Defaults, Guards, Options};
+use carrel_api::{
+    rest::{Daemon, Defaults, Guards, Options},
+    telemetry::Telemetry,
+};
 use carrel_engine::{
     Engine,
     journal::{Journal, Rotation},
@@ -117,7 +120,9 @@ fn journal(path: &std::path::Path) -> Result<Journal, Problem> {
 
 fn options(settings: &Settings, guards: Guards) -> Result<Options, Problem> {
     let audit = settings.serve.audit.then(|| journal(&settings.state.join("audit.jsonl"))).transpose()?;
-    Ok(Options { guards, defaults: defaults(settings), audit, public_url: settings.serve.public_url.clone() })
+    let telemetry = settings.serve.otlp_endpoint.as_deref().map(Telemetry::start).transpose()?;
+    let public_url = settings.serve.public_url.clone();
+    Ok(Options { guards, defaults: defaults(settings), audit, public_url, telemetry })
 }
 
 fn defaults(settings: &Settings) -> Defaults {
