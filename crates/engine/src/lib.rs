@@ -46,7 +46,6 @@ use std::{
 use carrel_backend::{Backend, environment::Environment, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
-pub use carrel_backend::IsolationLevel;
 pub use crate::{
     environments::{Environments, Source},
     quota::Quota,
@@ -57,6 +56,7 @@ pub use crate::{
     update::Update,
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
+pub use carrel_backend::IsolationLevel;
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]

@@ -39,13 +39,22 @@ fn one_daemon_per_socket_and_a_dead_ones_is_replaced() {
 #[test]
 fn tcp_asks_for_a_token_and_for_its_own_name() {
     let place = Place::new();
-    let token = place.run(&["token", "create", "--name", "ci", "--quota", "sandboxes=1", "--expires", "30d"]).with(0);
+    let token =
+        place.run(&["token", "create", "--name", "ci", "--quota", "sandboxes=1", "--expires", "30d"]).with(0);
     let bearer = format!("Authorization: Bearer {}\r\n", token.trim());
-    let mut daemon = Daemon::start(&place, &["--listen", "127.0.0.1:0", "--allow-origin", "https://app.example.com"]);
+    let mut daemon =
+        Daemon::start(&place, &["--listen", "127.0.0.1:0", "--allow-origin", "https://app.example.com"]);
     let address = daemon.tcp();
     let get = |headers: &str| {
         let answer = ask(TcpStream::connect(&address).unwrap(), "GET /v1/sandboxes", headers, "");
-        (answer.status, if answer.status < 400 { String::new() } else { answer.json()["code"].as_str().unwrap().to_owned() })
+        (
+            answer.status,
+            if answer.status < 400 {
+                String::new()
+            } else {
+                answer.json()["code"].as_str().unwrap().to_owned()
+            },
+        )
     };
     let no = |status: u16, code: &str| (status, code.to_owned());
     assert_eq!(get(&bearer), (200, String::new()));
@@ -96,7 +105,8 @@ fn tls_with_a_certificate_of_ones_own() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(place.work().join("cert.pem"), made.cert.pem()).unwrap();
     std::fs::write(place.work().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
-    let args = ["--listen", "127.0.0.1:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem", "--insecure-no-auth"];
+    let args =
+        ["--listen", "127.0.0.1:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem", "--insecure-no-auth"];
     let mut daemon = Daemon::start(&place, &args);
     assert!(daemon.hear("listening on http").contains("https://"));
     let address = daemon.tcp();

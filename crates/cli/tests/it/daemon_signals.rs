@@ -32,8 +32,11 @@ fn a_daemon_that_is_told_to_stop_answers_what_is_under_way() {
         let body = r#"{"sandbox": "work", "code": "x = open('/workspace/fifo').read(); x"}"#;
         let asked = scope.spawn(|| unix(&place, "POST /v1/run", body));
         let script = "exec 3>/workspace/fifo; echo open; read line; echo $line >&3";
-        let mut writer =
-            place.command(&["exec", "-i", "work", "--", "sh", "-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut writer = place
+            .command(&["exec", "-i", "work", "--", "sh", "-c", script])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
         BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "open\n");

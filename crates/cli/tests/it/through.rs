@@ -9,8 +9,20 @@ use crate::{
 
 /// What differs between two runs of the same thing, and says nothing of how it went.
 const VARYING: &[&str] = &[
-    "id", "sandbox", "number", "agent_pid", "duration_us", "cpu_us", "peak_memory", "idle_ms", "age_ms", "mtime_ns",
-    "created_unix_ms", "used_unix_ms", "started_unix_ms", "opened_unix_ms",
+    "id",
+    "sandbox",
+    "number",
+    "agent_pid",
+    "duration_us",
+    "cpu_us",
+    "peak_memory",
+    "idle_ms",
+    "age_ms",
+    "mtime_ns",
+    "created_unix_ms",
+    "used_unix_ms",
+    "started_unix_ms",
+    "opened_unix_ms",
 ];
 
 fn mask(value: &mut Value) {
@@ -73,7 +85,18 @@ impl Story<'_> {
         self.json(&["exec", "work", "--", "no-such-command"]);
         self.json(&["exec", "nope", "--", "ls"]);
         self.words(&["run", "-s", "work", "print('shown'); x"]);
-        self.words(&["exec", "-C", "/tmp", "-e", "A=1", "work", "--", "sh", "-c", "echo $A $PWD; kill -9 $$"]);
+        self.words(&[
+            "exec",
+            "-C",
+            "/tmp",
+            "-e",
+            "A=1",
+            "work",
+            "--",
+            "sh",
+            "-c",
+            "echo $A $PWD; kill -9 $$",
+        ]);
         let id = self.words(&["exec", "-d", "work", "--", "sh", "-c", "echo one; exec sleep 100"]);
         let id = id.trim().to_owned();
         self.words(&["wait", "work", &id, "--timeout", "100ms"]);
@@ -143,7 +166,11 @@ fn the_callers_own_configuration_holds_with_a_daemon_too() {
     let spec = "---\nname: helper\nsandbox:\n  mode: code\n  runtime: python\n  session: notes\n  limits:\n    memory_mb: 200\n---\nYou help.\n";
     std::fs::write(place.work().join("agent.md"), spec).unwrap();
     let opened = place.run(&["open", "--spec", "agent.md", "--json", "--label", "a=b"]).json();
-    assert_eq!((&opened["name"], &opened["limits"]["memory"]), (&"notes".into(), &(200u64 << 20).into()), "{opened}");
+    assert_eq!(
+        (&opened["name"], &opened["limits"]["memory"]),
+        (&"notes".into(), &(200u64 << 20).into()),
+        "{opened}"
+    );
     let ended = place.run(&["open", "--spec", "agent.md", "--memory", "1GB"]);
     assert_eq!(ended.code, 125);
     assert!(ended.err.contains("--memory and the spec say different things"), "{}", ended.err);
@@ -168,7 +195,8 @@ fn a_caller_that_vanishes_takes_its_own_sandbox_with_it_and_no_other() {
         child.wait().unwrap();
     }
     let listed = place.run(&["ls", "--json"]).json();
-    let names: Vec<_> = listed["sandboxes"].as_array().unwrap().iter().map(|sandbox| &sandbox["name"]).collect();
+    let names: Vec<_> =
+        listed["sandboxes"].as_array().unwrap().iter().map(|sandbox| &sandbox["name"]).collect();
     assert_eq!(names, ["work"], "{listed}");
     let execs = place.run(&["inspect", "work", "--json"]).json()["execs"].clone();
     assert_eq!(execs[0]["running"], true, "{execs}");

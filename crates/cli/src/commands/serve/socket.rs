@@ -107,17 +107,14 @@ mod tests {
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(bind(&path).unwrap_err().code, Code::Conflict);
-        // Killed: the lock is free, the file is there.
-        std::mem::forget(listener.try_clone().unwrap());
-        let Socket { _lock, .. } = &socket;
-        drop(_lock.try_clone().unwrap());
-        drop(socket);
-        assert!(!path.exists());
-        let (listener, socket) = bind(&path).unwrap();
+        drop((listener, socket));
+        assert!(!path.exists(), "a daemon that ends takes its socket away");
+        let (listener, killed) = bind(&path).unwrap();
         drop(listener);
-        flock(&socket._lock, FlockOperation::Unlock).unwrap();
-        let (_listener, _second) = bind(&path).unwrap();
-        std::mem::forget(socket);
+        flock(&killed._lock, FlockOperation::Unlock).unwrap();
+        let (_listener, _next) = bind(&path).unwrap();
+        // What is killed removes nothing.
+        std::mem::forget(killed);
     }
 
     #[test]
