@@ -83,7 +83,8 @@ impl<S: Send + Sync> FromRequestParts<S> for PortPath {
         let SandboxPath(sandbox) = SandboxPath::from_request_parts(parts, state).await?;
         let Path(all): Path<Vec<(String, String)>> =
             Path::from_request_parts(parts, state).await.map_err(|error| bad(error.to_string()))?;
-        let text = all.into_iter().find(|(name, _)| name == "port").map(|(_, value)| value).unwrap_or_default();
+        let text =
+            all.into_iter().find(|(name, _)| name == "port").map(|(_, value)| value).unwrap_or_default();
         // `parse` alone would take `+80`.
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         match text.parse::<u16>() {
@@ -155,8 +156,10 @@ async fn share_port(
     ticket
         .once(&daemon, &caller, async move {
             let expires_unix_ms = share::now_ms() + seconds * 1000;
-            let path = format!("/shared/{}/", sharing.ways.links(&sharing)?.sign(&record.id, port, expires_unix_ms));
-            let url = sharing.options.public_url.as_ref().map(|url| format!("{}{path}", url.trim_end_matches('/')));
+            let path =
+                format!("/shared/{}/", sharing.ways.links(&sharing)?.sign(&record.id, port, expires_unix_ms));
+            let url =
+                sharing.options.public_url.as_ref().map(|url| format!("{}{path}", url.trim_end_matches('/')));
             Ok((StatusCode::CREATED, axum::Json(Shared { path, url, expires_unix_ms })).into_response())
         })
         .await

@@ -101,7 +101,8 @@ where
     let (sender, receiver) = mpsc::channel(AHEAD);
     let (all, taken) = oneshot::channel();
     let quiet = sender.downgrade();
-    let producing = carried(producer(Events { queue: sender, room: Arc::new(Semaphore::new(AHEAD_BYTES)), taken }));
+    let producing =
+        carried(producer(Events { queue: sender, room: Arc::new(Semaphore::new(AHEAD_BYTES)), taken }));
     tokio::spawn(async move {
         let mut producing = std::pin::pin!(producing);
         let mut open = true;

@@ -16,10 +16,7 @@ use carrel_proto::{
 use inotify::{EventMask, EventOwned, Inotify, WatchDescriptor, WatchMask, Watches};
 use tokio::io::unix::AsyncFd;
 
-use super::{
-    super::blocking,
-    Change, ChangeEvent, Watched, too_many,
-};
+use super::{super::blocking, Change, ChangeEvent, Watched, too_many};
 
 /// Directories that one client watches: more than a project has without what it installs. Beyond, some changes are missed,
 /// and that is told.
@@ -95,7 +92,9 @@ fn add(watches: &mut Watches, root: &Root, below: &[u8]) -> io::Result<Option<Wa
     let itself = format!("/proc/self/fd/{}", directory.as_raw_fd());
     match watches.add(itself, mask()) {
         Ok(watch) => Ok(Some(watch)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -109,7 +108,13 @@ struct Page {
 }
 
 /// Looks through a part of one directory. Its own watch is there already.
-fn look(mut watches: Watches, watched: &Watched, below: &[u8], after: Option<&Name>, mut room: usize) -> Option<Page> {
+fn look(
+    mut watches: Watches,
+    watched: &Watched,
+    below: &[u8],
+    after: Option<&Name>,
+    mut room: usize,
+) -> Option<Page> {
     let root = watched.root().ok()?;
     let path = GuestPath::parse(if below.is_empty() { b"." } else { below }).ok()?;
     let directory = Root::from_fd(root.open_own_directory(&path).ok()?).ok()?;
@@ -253,7 +258,8 @@ impl Eye {
     async fn look(&mut self) -> bool {
         let Some((below, after)) = self.looks.front().cloned() else { return false };
         let room = MOST_WATCHES.saturating_sub(self.paths.len());
-        let (watches, watched, place) = (self.inotify.get_ref().0.watches(), self.watched.clone(), below.clone());
+        let (watches, watched, place) =
+            (self.inotify.get_ref().0.watches(), self.watched.clone(), below.clone());
         let page = blocking(move || look(watches, &watched, &place, after.as_ref(), room)).await;
         self.looks.pop_front();
         // A directory that went away meanwhile has nothing to tell.
