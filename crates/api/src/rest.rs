@@ -7,6 +7,7 @@
 //! that is killed loses connections and nothing else.
 
 mod audit;
+pub mod desk;
 mod environments;
 mod events;
 mod execs;
@@ -15,6 +16,8 @@ mod files;
 mod guard;
 mod health;
 mod idempotency;
+mod line;
+pub mod mcp;
 mod page;
 mod place;
 mod ports;
@@ -27,6 +30,7 @@ mod sessions;
 mod spec;
 mod sse;
 mod tokens;
+mod upgrade;
 
 use std::{
     collections::HashMap,
@@ -51,6 +55,7 @@ use carrel_engine::{
 use carrel_proto::{
     guest::Language,
     id::{ExecId, SandboxId, SessionName},
+    limits::MAX_TIMEOUT,
     outcome::Outcome,
     problem::{Code, Problem},
 };
@@ -163,6 +168,7 @@ impl Daemon {
     fn router(self: &Arc<Self>) -> Result<Router, Problem> {
         let (router, _) = described();
         let mut app = router
+            .merge(desk::routes())
             .fallback(health::nowhere)
             .method_not_allowed_fallback(health::other_method)
             .layer(from_fn_with_state(Arc::clone(self), guard::admit))
@@ -246,6 +252,24 @@ impl Daemon {
         let environments = self.engine.environments();
         self.engine.check_environment(record, wanted)?;
         environments.language(&record.spec.environment, wanted)
+    }
+
+    /// Notes how a call ends that nobody waits for.
+    fn follow_end(
+        self: &Arc<Self>,
+        record: Record,
+        exec: ExecId,
+        note: impl FnOnce(&Daemon, &Record, &Outcome) + Send + 'static,
+    ) {
+        let daemon = Arc::clone(self);
+        let following = async move {
+            if let Ok(Some(outcome)) = daemon.engine.wait(&record, &exec, MAX_TIMEOUT).await {
+                note(&daemon, &record, &outcome);
+            }
+        };
+        let stop = self.stop.clone();
+        // Its end is the sandbox's business, and no reason for the daemon to stay.
+        self.tasks.spawn(async move { stop.run_until_cancelled(following).await });
     }
 
     fn note_started(

@@ -98,7 +98,7 @@ pub struct Event {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<ExecId>,
     /// Who asked, as the front door knows it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "caller")]
     pub caller: Option<Arc<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
@@ -148,8 +148,16 @@ impl Event {
 #[derive(Debug, Clone, Serialize)]
 pub struct Numbered {
     pub seq: u64,
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "shared")]
     pub event: Arc<Event>,
+}
+
+fn caller<S: Serializer>(caller: &Option<Arc<str>>, serializer: S) -> Result<S::Ok, S::Error> {
+    caller.as_deref().serialize(serializer)
+}
+
+fn shared<S: Serializer>(event: &Arc<Event>, serializer: S) -> Result<S::Ok, S::Error> {
+    event.as_ref().serialize(serializer)
 }
 
 /// What a listener hears.
@@ -157,7 +165,10 @@ pub struct Numbered {
 pub enum Heard {
     Event(Numbered),
     /// It was too slow, or away for too long: this many were missed. `None`: nobody knows how many.
-    Gap { missed: Option<u64>, seq: u64 },
+    Gap {
+        missed: Option<u64>,
+        seq: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -444,7 +455,9 @@ mod tests {
         assert_eq!(names.len(), Kind::ALL.len());
         assert!(Kind::ALL.iter().all(|kind| Kind::parse(kind.as_str()) == Some(*kind)));
         let text = serde_json::to_string(&Numbered { seq: 3, event: Arc::new(event(1)) }).unwrap();
-        assert!(text.starts_with("{\"seq\":3,\"unix_ms\":") && text.contains("\"kind\":\"session.file.read\""));
+        assert!(
+            text.starts_with("{\"seq\":3,\"unix_ms\":") && text.contains("\"kind\":\"session.file.read\"")
+        );
         assert!(!text.contains("null") && !text.contains("tenant"));
     }
 }

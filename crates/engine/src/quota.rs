@@ -11,14 +11,16 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 use rusqlite::{Transaction, params};
+use serde::{Deserialize, Serialize};
 
-use crate::{nearest::nearest, registry::failed, tenant::Tenant};
+use crate::{Engine, nearest::nearest, registry::failed, tenant::Tenant};
 
 /// Sandboxes that a refusal names: the largest ones.
 const NAMED: usize = 5;
 
 /// Most of everything; `None` is no limit. Written `sandboxes=20,cpu=8,memory=16GB,disk=50GB,rate=50`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Quota {
     pub sandboxes: Option<u32>,
     pub cpu_millis: Option<u64>,
@@ -117,12 +119,21 @@ struct Thing {
 }
 
 const SANDBOXES: Thing = Thing { name: "sandboxes", sql: "1", show: |count| count.to_string() };
-const CPU: Thing =
-    Thing { name: "cpu", sql: "json_extract(spec, '$.limits.cpu_millis')", show: |millis| format!("{} CPUs", cpus(millis)) };
-const MEMORY: Thing =
-    Thing { name: "memory", sql: "json_extract(spec, '$.limits.memory')", show: |bytes| ByteSize(bytes).to_string() };
-const DISK: Thing =
-    Thing { name: "disk", sql: "json_extract(spec, '$.limits.disk')", show: |bytes| ByteSize(bytes).to_string() };
+const CPU: Thing = Thing {
+    name: "cpu",
+    sql: "json_extract(spec, '$.limits.cpu_millis')",
+    show: |millis| format!("{} CPUs", cpus(millis)),
+};
+const MEMORY: Thing = Thing {
+    name: "memory",
+    sql: "json_extract(spec, '$.limits.memory')",
+    show: |bytes| ByteSize(bytes).to_string(),
+};
+const DISK: Thing = Thing {
+    name: "disk",
+    sql: "json_extract(spec, '$.limits.disk')",
+    show: |bytes| ByteSize(bytes).to_string(),
+};
 
 /// Whether a sandbox with these limits still fits. `instead_of` is the one whose limits change.
 pub(crate) fn check(
@@ -194,13 +205,44 @@ fn refusal(
     Ok(Problem::new(Code::Quota, word).hint("close sandboxes that are not needed, or ask for less"))
 }
 
+/// What a tenant holds at the moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    pub sandboxes: u64,
+    pub cpu_millis: u64,
+    pub memory: u64,
+    pub disk: u64,
+}
+
+impl Engine {
+    /// What a tenant's sandboxes hold of its quota.
+    pub fn held(&self, tenant: &Tenant) -> Result<Usage, Problem> {
+        // Whole sums, also where they are larger than any quota.
+        let sums = [SANDBOXES, CPU, MEMORY, DISK].map(|thing| format!("TOTAL({})", thing.sql)).join(", ");
+        let sql = format!("SELECT {sums} FROM sandboxes WHERE tenant = ?1 AND state != 'ended'");
+        self.registry.read(|connection| {
+            connection.prepare_cached(&sql)?.query_row([tenant.as_str()], |row| {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a sum of what is not negative; it saturates"
+                )]
+                let sum = |at| row.get::<_, f64>(at).map(|sum| sum as u64);
+                Ok(Usage { sandboxes: sum(0)?, cpu_millis: sum(1)?, memory: sum(2)?, disk: sum(3)? })
+            })
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn quotas_are_printed_as_they_are_read() {
-        for text in ["", "sandboxes=20,cpu=8,memory=16GB,disk=50GB,rate=50", "cpu=0.5", "memory=1536MB,rate=1"] {
+        for text in
+            ["", "sandboxes=20,cpu=8,memory=16GB,disk=50GB,rate=50", "cpu=0.5", "memory=1536MB,rate=1"]
+        {
             assert_eq!(text.parse::<Quota>().unwrap().to_string(), text);
         }
         let spaced: Quota = " memory = 1024MB , sandboxes=1,".parse().unwrap();
@@ -211,7 +253,17 @@ mod tests {
     fn what_is_not_understood_is_named() {
         let said = |text: &str| text.parse::<Quota>().unwrap_err().message;
         assert!(said("memroy=1GB").contains("did you mean `memory`?"));
-        for bad in ["cpu", "cpu=", "cpu=0", "cpu=-1", "cpu=1.2345", "sandboxes=0", "rate=1.5", "disk=x", "cpu=1,cpu=2"] {
+        for bad in [
+            "cpu",
+            "cpu=",
+            "cpu=0",
+            "cpu=-1",
+            "cpu=1.2345",
+            "sandboxes=0",
+            "rate=1.5",
+            "disk=x",
+            "cpu=1,cpu=2",
+        ] {
             assert!(!said(bad).is_empty(), "{bad}");
         }
     }

@@ -87,7 +87,7 @@ pub struct Owner {
     pub start_time: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
     pub id: SandboxId,
     pub number: u32,
@@ -144,7 +144,8 @@ pub(crate) fn json<T: Serialize>(value: &T) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(Problem::internal)
 }
 
-const COLUMNS: &str = "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms";
+const COLUMNS: &str =
+    "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms";
 
 fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let bad = |error: String| rusqlite::Error::ToSqlConversionFailure(error.into());
@@ -413,7 +414,8 @@ pub(crate) fn boot_id() -> &'static str {
 
 impl Owner {
     /// This process.
-    pub(crate) fn me() -> Self {
+    /// This process.
+    pub fn me() -> Self {
         let pid = std::process::id();
         Self { pid, start_time: start_time(pid).unwrap_or(0) }
     }

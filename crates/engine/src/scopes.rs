@@ -50,9 +50,8 @@ impl Engine {
         let wait = retention.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
         let at = now.saturating_add(wait);
         let names = (tenant.clone(), scope.to_owned(), owner.to_owned());
-        let marked = self
-            .blocking(move |engine| engine.registry.mark_scope(&names.0, &names.1, &names.2, at))
-            .await?;
+        let marked =
+            self.blocking(move |engine| engine.registry.mark_scope(&names.0, &names.1, &names.2, at)).await?;
         let mut done = ScopeClosed { at_unix_ms: at, ..ScopeClosed::default() };
         if wait > 0 {
             done.later = marked;
@@ -65,12 +64,17 @@ impl Engine {
         Ok(done)
     }
 
-    async fn close_marked(&self, tenant: &Tenant, scope: &str, owner: &str) -> Result<Vec<SandboxId>, Problem> {
+    async fn close_marked(
+        &self,
+        tenant: &Tenant,
+        scope: &str,
+        owner: &str,
+    ) -> Result<Vec<SandboxId>, Problem> {
         let mut closed = Vec::new();
         let mut left = self.registry.in_scope(tenant, scope, owner)?.into_iter();
         let mut closing: JoinSet<(SandboxId, Result<(), Problem>)> = JoinSet::new();
         let mut first = Ok(());
-        let mut start = |closing: &mut JoinSet<_>, record: Record| {
+        let start = |closing: &mut JoinSet<_>, record: Record| {
             let engine = self.clone();
             closing.spawn(async move {
                 let result = engine.close(&record, None).await;

@@ -84,7 +84,9 @@ impl Engine {
             _ if due => Some(End::Close("scope")),
             State::Running | State::Lost if orphan() => Some(End::Close("orphan")),
             State::Running => (!self.is_alive(record)).then_some(End::Settle),
-            State::Lost => (now > record.used_unix_ms.saturating_add(lifetime)).then_some(End::Close("lifetime")),
+            State::Lost => {
+                (now > record.used_unix_ms.saturating_add(lifetime)).then_some(End::Close("lifetime"))
+            }
         }
     }
 

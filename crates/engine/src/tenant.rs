@@ -115,7 +115,9 @@ mod tests {
     fn labels_are_bounded() {
         assert!(labels(&[("team", "blau"), ("app.io/run-id", ""), ("x", "ü ö")]).is_ok());
         let long = "x".repeat(256);
-        for bad in [("", "x"), ("a b", "x"), ("a\"b", "x"), ("ä", "x"), ("a", "x\ny"), (&long, "x"), ("a", &long)] {
+        for bad in
+            [("", "x"), ("a b", "x"), ("a\"b", "x"), ("ä", "x"), ("a", "x\ny"), (&long, "x"), ("a", &long)]
+        {
             assert_eq!(labels(&[bad]).unwrap_err().code, Code::InvalidArgument, "{bad:?}");
         }
         let many: BTreeMap<_, _> = (0..65).map(|i| (format!("l{i}"), String::new())).collect();

@@ -81,17 +81,20 @@ pub enum Scope {
     Read,
     /// Making, using, changing and closing sandboxes. Whoever may do that may look.
     Run,
-    /// The daemon's own matters: tokens, metrics, the audit log. It opens nobody's sandboxes.
+    /// The daemon's figures.
+    Metrics,
+    /// The daemon's own matters, such as other tokens. It opens nobody's sandboxes.
     Admin,
 }
 
 impl Scope {
-    pub const ALL: [Scope; 3] = [Scope::Read, Scope::Run, Scope::Admin];
+    pub const ALL: [Scope; 4] = [Scope::Read, Scope::Run, Scope::Metrics, Scope::Admin];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Scope::Read => "read",
             Scope::Run => "run",
+            Scope::Metrics => "metrics",
             Scope::Admin => "admin",
         }
     }
@@ -107,6 +110,10 @@ impl Scopes {
         Self(Scope::ALL.to_vec())
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = Scope> {
+        self.0.iter().copied()
+    }
+
     pub fn allow(&self, scope: Scope) -> bool {
         self.0.contains(&scope) || (scope == Scope::Read && self.0.contains(&Scope::Run))
     }
@@ -117,8 +124,7 @@ impl Scopes {
             return Ok(());
         }
         let word = format!("this token may not do that: it has the scope `{self}`, not `{}`", scope.as_str());
-        Err(Problem::new(Code::Forbidden, word)
-            .hint("`carrel token create --scope …` makes one that may"))
+        Err(Problem::new(Code::Forbidden, word).hint("`carrel token create --scope …` makes one that may"))
     }
 }
 
@@ -143,7 +149,7 @@ impl FromStr for Scopes {
         }
         if scopes.is_empty() {
             return Err(Problem::new(Code::InvalidArgument, "a token needs a scope")
-                .hint("all, or some of: read, run, admin"));
+                .hint("all, or some of: read, run, metrics, admin"));
         }
         scopes.sort_unstable();
         scopes.dedup();
@@ -251,7 +257,8 @@ impl Registry {
         let secret = random_text(SECRET_BYTES)?;
         let now = now_ms();
         let expires = new.expires_in.map(|time| {
-            now.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).min(i64::MAX.unsigned_abs())
+            now.saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+                .min(i64::MAX.unsigned_abs())
         });
         let made = Token {
             id,
@@ -306,7 +313,10 @@ impl Registry {
     fn touch_token(&self, id: &TokenId) -> Result<(), Problem> {
         self.write(|transaction| {
             transaction
-                .execute("UPDATE tokens SET used_ms = ?2 WHERE id = ?1", params![id.as_str(), signed(now_ms())])
+                .execute(
+                    "UPDATE tokens SET used_ms = ?2 WHERE id = ?1",
+                    params![id.as_str(), signed(now_ms())],
+                )
                 .map_err(failed)?;
             Ok(())
         })
@@ -389,7 +399,8 @@ mod tests {
         assert!(secret.len() >= 52, "256 bits");
         let long = format!("{text}{}", "x".repeat(1000));
         let swapped = format!("carrel_{}_{}", other.id, secret);
-        let wrong = ["", "carrel_", "carrel__", "x", &text[..text.len() - 1], &text.to_uppercase(), &long, &swapped];
+        let wrong =
+            ["", "carrel_", "carrel__", "x", &text[..text.len() - 1], &text.to_uppercase(), &long, &swapped];
         let words: Vec<Problem> = wrong.iter().map(|text| registry.check_token(text).unwrap_err()).collect();
         assert!(words.iter().all(|problem| *problem == refused() && problem.code == Code::Unauthorized));
         drop(registry);

@@ -31,7 +31,13 @@ impl Engine {
         let (id, name) = (record.id.clone(), record.id.clone());
         let changed = self
             .blocking(move |engine| {
-                let Some(before) = engine.registry.by_id(&id)?.filter(is_there) else { return Ok(None) };
+                let Some(before) = engine.registry.by_id(&id)? else {
+                    lock.discard();
+                    return Ok(None);
+                };
+                if !is_there(&before) {
+                    return Ok(None);
+                }
                 let mut after = before.clone();
                 after.spec.limits = update.limits.unwrap_or(after.spec.limits);
                 after.spec.idle_timeout_s = update.idle_timeout_s.unwrap_or(after.spec.idle_timeout_s);
@@ -61,7 +67,8 @@ impl Engine {
         Ok(after)
     }
 
-    /// Brings a living box in line with its row. Labels are the registry's alone.
+    /// Brings a living box in line with its row. A box has its limits and times from its making, so a change of the row
+    /// Brings the box in line with its row. Labels are the registry's alone.
     async fn change_box(&self, before: &Record, after: &Record) -> Result<(), Problem> {
         if before.spec == after.spec {
             return Ok(());

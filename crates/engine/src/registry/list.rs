@@ -12,7 +12,7 @@ use super::{COLUMNS, Record, Registry, State, record};
 use crate::tenant::{Labels, Tenant};
 
 /// Most sandboxes of one page. A row is a few kilobytes at most.
-pub const MAX_PAGE: u32 = 500;
+pub const MAX_PAGE: u32 = 1000;
 /// Rows that are read at once where all are wanted: so long nobody else reads on the same connection.
 const CHUNK: u32 = 100;
 
@@ -42,7 +42,8 @@ impl FromStr for Cursor {
     type Err = Problem;
     fn from_str(text: &str) -> Result<Self, Problem> {
         let digits = text.strip_prefix("c1").filter(|digits| {
-            digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+            digits.len() == 8
+                && digits.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
         });
         digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).map(Self).ok_or_else(|| {
             Problem::new(Code::InvalidArgument, "this is not a cursor of a list")

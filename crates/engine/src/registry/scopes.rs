@@ -37,8 +37,11 @@ pub(super) fn check_open(
         Some(closed) if closed > now => Ok(Some(closed)),
         Some(closed) if closed.saturating_add(REMEMBERED_MS) > now => {
             let hours = (closed + REMEMBERED_MS - now).div_ceil(3600 * 1000);
-            Err(Problem::new(Code::Conflict, format!("`{scope}:{owner}` is closed; nothing new is made in it"))
-                .hint(format!("use another name for a new run; this one is free again in {hours} h")))
+            Err(Problem::new(
+                Code::Conflict,
+                format!("`{scope}:{owner}` is closed; nothing new is made in it"),
+            )
+            .hint(format!("use another name for a new run; this one is free again in {hours} h")))
         }
         _ => Ok(None),
     }
