@@ -100,8 +100,10 @@ impl Telemetry {
             .with_endpoint(format!("{endpoint}/v1/traces"))
             .build()
             .map_err(failed)?;
-        let spans =
-            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.clone()).build();
+        let spans = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource.clone())
+            .build();
         let exporter = MetricExporter::builder()
             .with_http()
             .with_shared_http_client(collector)
@@ -139,9 +141,14 @@ impl Telemetry {
 
     /// A request that came in. The caller's own trace, if it has one, goes on in it.
     pub(crate) fn request(&self, method: &Method, headers: &HeaderMap) -> RequestSpan<'_> {
-        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        let parent =
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
         let builder = SpanBuilder::from_name(method.to_string()).with_kind(SpanKind::Server);
-        RequestSpan { telemetry: self, span: self.tracer.build_with_context(builder, &parent), method: method.clone() }
+        RequestSpan {
+            telemetry: self,
+            span: self.tracer.build_with_context(builder, &parent),
+            method: method.clone(),
+        }
     }
 
     /// A call was taken on.
@@ -172,7 +179,8 @@ impl Telemetry {
         let receipt = &outcome.receipt;
         let ran = Duration::from_micros(receipt.duration_us);
         let kind = language.map_or("exec", Language::as_str);
-        let about = [KeyValue::new("carrel.kind", kind), KeyValue::new("carrel.cause", outcome.cause.as_str())];
+        let about =
+            [KeyValue::new("carrel.kind", kind), KeyValue::new("carrel.cause", outcome.cause.as_str())];
         self.call_time.record(ran.as_secs_f64(), &about);
         let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let mut said = Vec::from(about);
@@ -197,13 +205,16 @@ impl Telemetry {
         if let Some(begun) = &begun {
             // From its acceptance on, less the time it ran: waiting for its turn, and for a client that reads a stream slowly.
             let queued = begun.clock.elapsed().saturating_sub(ran);
-            said.push(KeyValue::new("carrel.queue_us", number(queued.as_micros().try_into().unwrap_or(u64::MAX))));
+            said.push(KeyValue::new(
+                "carrel.queue_us",
+                number(queued.as_micros().try_into().unwrap_or(u64::MAX)),
+            ));
         }
         let now = SystemTime::now();
         let start = begun.as_ref().map_or(now.checked_sub(ran).unwrap_or(now), |begun| begun.when);
-        let parent = begun.and_then(|begun| begun.request).map_or_else(Context::new, |request| {
-            Context::new().with_remote_span_context(request)
-        });
+        let parent = begun
+            .and_then(|begun| begun.request)
+            .map_or_else(Context::new, |request| Context::new().with_remote_span_context(request));
         let name = if language.is_some() { "run" } else { "exec" };
         let builder = SpanBuilder::from_name(name).with_start_time(start).with_attributes(said);
         let mut span = self.tracer.build_with_context(builder, &parent);

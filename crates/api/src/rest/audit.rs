@@ -84,7 +84,8 @@ mod tests {
         let line: serde_json::Value = serde_json::to_value(entry.line()).unwrap();
         assert_eq!(line["sandbox"], "sbx_abc");
         assert_eq!(line["exec"], "ex_4");
-        let entry = Entry { path: "/shared/c2VjcmV0/index.html", route: Some("/shared/{link}/{*path}"), ..entry };
+        let entry =
+            Entry { path: "/shared/c2VjcmV0/index.html", route: Some("/shared/{link}/{*path}"), ..entry };
         assert!(!serde_json::to_string(&entry.line()).unwrap().contains("c2VjcmV0"));
         assert!(entry.is_worth_a_line());
         let entry = Entry { path: "/metrics", method: "GET", ..entry };

@@ -80,7 +80,9 @@ async fn metrics(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<Re
 
 /// For every path that is none.
 pub(crate) async fn nowhere() -> Refusal {
-    Problem::new(Code::NotFound, "there is nothing at this path").hint("/openapi.json lists every path").into()
+    Problem::new(Code::NotFound, "there is nothing at this path")
+        .hint("/openapi.json lists every path")
+        .into()
 }
 
 /// For every method that a path does not take; `Allow` says which it does.

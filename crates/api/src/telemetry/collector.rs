@@ -31,7 +31,8 @@ pub(super) struct Collector {
 impl Collector {
     pub(super) fn new(endpoint: &str) -> Result<Self, Problem> {
         let bad = |why: &str| Problem::new(Code::Config, format!("telemetry to `{endpoint}`: {why}"));
-        let uri: Uri = endpoint.parse().map_err(|_| bad("not an address").hint("such as http://127.0.0.1:4318"))?;
+        let uri: Uri =
+            endpoint.parse().map_err(|_| bad("not an address").hint("such as http://127.0.0.1:4318"))?;
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => {

@@ -22,7 +22,9 @@ async fn heard(body: &mut Incoming, last: &str) -> Vec<(String, u64, Value)> {
     let text = until(body, &format!("event: {last}\n")).await;
     let text = if text.ends_with("\n\n") { text } else { text + &until(body, "\n\n").await };
     let blocks = text.split("\n\n").filter(|block| block.starts_with("event: "));
-    let field = |block: &str, name: &str| block.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned)).unwrap();
+    let field = |block: &str, name: &str| {
+        block.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned)).unwrap()
+    };
     blocks
         .map(|block| {
             let data = serde_json::from_str(&field(block, "data: ")).unwrap();
@@ -42,7 +44,9 @@ async fn a_token_hears_its_own_and_takes_up_where_it_was() {
     let run = |token: String, sandbox: String| {
         let world = &world;
         async move {
-            let reply = world.post(&format!("/v1/sandboxes/{sandbox}/run"), Some(&token), json!({ "code": "1" })).await;
+            let reply = world
+                .post(&format!("/v1/sandboxes/{sandbox}/run"), Some(&token), json!({ "code": "1" }))
+                .await;
             assert_eq!(reply.json()["exit_code"], 0, "{reply:?}");
         }
     };
@@ -53,7 +57,10 @@ async fn a_token_hears_its_own_and_takes_up_where_it_was() {
     let kinds: Vec<&str> = first.iter().map(|(kind, ..)| kind.as_str()).collect();
     assert_eq!(kinds.first(), Some(&"session.created"));
     assert!(kinds.contains(&"run.started"));
-    assert!(first.windows(2).all(|pair| pair[0].1 + 1 == pair[1].1), "numbers of others' events show: {first:?}");
+    assert!(
+        first.windows(2).all(|pair| pair[0].1 + 1 == pair[1].1),
+        "numbers of others' events show: {first:?}"
+    );
 
     // The operator hears both, and only what it asked for.
     let mut created = heard(&mut all, "session.created").await;
@@ -75,7 +82,10 @@ async fn a_token_hears_its_own_and_takes_up_where_it_was() {
     // Filters, each for itself.
     let mut runs = listen(&world, &format!("?sandbox={mine}&kind=run.&since={last}"), Some(&a), None).await;
     let runs = heard(&mut runs, "run.finished").await;
-    assert_eq!(runs.iter().map(|(kind, ..)| kind.as_str()).collect::<Vec<_>>(), ["run.started", "run.finished"]);
+    assert_eq!(
+        runs.iter().map(|(kind, ..)| kind.as_str()).collect::<Vec<_>>(),
+        ["run.started", "run.finished"]
+    );
     // Another's sandbox is no filter that would open anything; what was long ago is a gap.
     let mut peek = listen(&world, &format!("?sandbox={theirs}&since=1"), Some(&a), None).await;
     let gap = heard(&mut peek, "gap").await;

@@ -41,7 +41,8 @@ async fn metrics_count_requests_calls_and_sandboxes() {
     let route = r#"{method="POST",route="/v1/sandboxes/{sandbox}/run",status="2xx"}"#;
     assert!(value(&format!("carrel_http_requests_total{route}")) == 2.0);
     assert!(value(r#"carrel_http_requests_total{method="GET",route="(none)",status="4xx"}"#) == 1.0);
-    let count = r#"carrel_http_request_duration_seconds_count{method="POST",route="/v1/sandboxes/{sandbox}/run"}"#;
+    let count =
+        r#"carrel_http_request_duration_seconds_count{method="POST",route="/v1/sandboxes/{sandbox}/run"}"#;
     assert!(value(count) == 2.0);
     assert!(value(r#"carrel_calls_total{kind="python",cause="exit"}"#) == 2.0);
     assert!(value(r#"carrel_sandboxes{state="running"}"#) == 1.0);
@@ -66,7 +67,12 @@ async fn what_is_not_there_is_a_problem_too() {
     assert_eq!(document.header("content-type"), Some("application/json"));
     let document = document.json();
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
-    for path in ["/v1/events", "/v1/tokens/{token}", "/v1/scopes/{scope}/{owner}", "/v1/sandboxes/{sandbox}/ports/{port}/share"] {
+    for path in [
+        "/v1/events",
+        "/v1/tokens/{token}",
+        "/v1/scopes/{scope}/{owner}",
+        "/v1/sandboxes/{sandbox}/ports/{port}/share",
+    ] {
         assert!(document["paths"][path].is_object(), "{path}");
     }
     world.stop().await;
@@ -75,8 +81,12 @@ async fn what_is_not_there_is_a_problem_too() {
 #[tokio::test]
 async fn tokens_are_the_operators_to_give() {
     let world = World::new().await;
-    let quota = json!({ "sandboxes": 1, "cpu_millis": 4000, "memory": 1_073_741_824, "disk": null, "rate": 1000 });
-    let made = world.post("/v1/tokens", None, json!({ "name": "ci", "quota": quota, "expires_seconds": 60 })).await.json();
+    let quota =
+        json!({ "sandboxes": 1, "cpu_millis": 4000, "memory": 1_073_741_824, "disk": null, "rate": 1000 });
+    let made = world
+        .post("/v1/tokens", None, json!({ "name": "ci", "quota": quota, "expires_seconds": 60 }))
+        .await
+        .json();
     let (id, secret) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
     assert_eq!(made["scope"], json!(["run"]));
     let who = world.ask(Method::GET, "/v1/whoami", Some(secret), Body::empty()).await.json();
@@ -95,7 +105,9 @@ async fn tokens_are_the_operators_to_give() {
     let listed = world.get("/v1/tokens?limit=1").await;
     assert_eq!(listed.json()["items"][0]["id"], id);
     assert!(!listed.text().contains(secret.rsplit('_').next().unwrap()));
-    for (method, path) in [(Method::GET, "/v1/tokens"), (Method::POST, "/v1/tokens"), (Method::DELETE, "/v1/tokens/x")] {
+    for (method, path) in
+        [(Method::GET, "/v1/tokens"), (Method::POST, "/v1/tokens"), (Method::DELETE, "/v1/tokens/x")]
+    {
         let body = json!({ "name": "x" }).to_string();
         world.ask(method, path, Some(secret), body).await.is_problem(403, "forbidden");
     }
@@ -115,7 +127,10 @@ async fn tokens_are_the_operators_to_give() {
     assert_eq!(gone.status, StatusCode::NO_CONTENT);
     // At once, although it was verified a moment ago.
     world.ask(Method::GET, "/v1/whoami", Some(secret), Body::empty()).await.is_problem(401, "unauthorized");
-    world.ask(Method::DELETE, "/v1/tokens/tok_aaaaaaaaaaaaaaaa", None, Body::empty()).await.is_problem(404, "not_found");
+    world
+        .ask(Method::DELETE, "/v1/tokens/tok_aaaaaaaaaaaaaaaa", None, Body::empty())
+        .await
+        .is_problem(404, "not_found");
     world.ask(Method::DELETE, "/v1/tokens/%00", None, Body::empty()).await.is_problem(404, "not_found");
 }
 
@@ -125,14 +140,19 @@ async fn a_scope_is_closed_as_a_whole_and_only_its_owners() {
     let [a, b] = [world.token(json!({ "name": "a" })).await, world.token(json!({ "name": "b" })).await];
     let mut ids = Vec::new();
     for (token, session) in [(&a, "default"), (&a, "second"), (&b, "default")] {
-        let made = world.post("/v1/sandboxes", Some(token), json!({ "workflow_run": "run1", "session": session })).await;
+        let made = world
+            .post("/v1/sandboxes", Some(token), json!({ "workflow_run": "run1", "session": session }))
+            .await;
         assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
         ids.push(made.json()["id"].as_str().unwrap().to_owned());
     }
-    let later = world.ask(Method::DELETE, "/v1/scopes/workflow/run1?retention_seconds=3600", Some(&b), Body::empty()).await;
+    let later = world
+        .ask(Method::DELETE, "/v1/scopes/workflow/run1?retention_seconds=3600", Some(&b), Body::empty())
+        .await;
     assert!(later.json()["closed"] == json!([]) && later.json()["closing_at_unix_ms"].is_u64(), "{later:?}");
     let closed = world.ask(Method::DELETE, "/v1/scopes/workflow/run1", Some(&a), Body::empty()).await.json();
-    let mut found: Vec<&str> = closed["closed"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
+    let mut found: Vec<&str> =
+        closed["closed"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
     let mut wanted = vec![ids[0].as_str(), &ids[1]];
     found.sort_unstable();
     wanted.sort_unstable();
@@ -140,7 +160,9 @@ async fn a_scope_is_closed_as_a_whole_and_only_its_owners() {
     assert!(closed["closing_at_unix_ms"].is_null());
     let theirs = world.ask(Method::GET, &format!("/v1/sandboxes/{}", ids[2]), Some(&b), Body::empty()).await;
     assert_eq!(theirs.status, StatusCode::OK);
-    for wrong in ["/v1/scopes/workflow/a%2Fb", "/v1/scopes/workflow/run1?retention_seconds=-1", "/v1/scopes/%20/x"] {
+    for wrong in
+        ["/v1/scopes/workflow/a%2Fb", "/v1/scopes/workflow/run1?retention_seconds=-1", "/v1/scopes/%20/x"]
+    {
         world.ask(Method::DELETE, wrong, Some(&a), Body::empty()).await.is_problem(400, "invalid_argument");
     }
 }
@@ -150,7 +172,10 @@ async fn environments_say_whether_they_are_here() {
     let world = World::new().await;
     let listed = world.get("/v1/environments").await.json();
     let python = listed["items"].as_array().unwrap().iter().find(|item| item["name"] == "python").unwrap();
-    assert_eq!(*python, json!({ "name": "python", "source": "preset", "language": "python", "available": true, "why": null }));
+    assert_eq!(
+        *python,
+        json!({ "name": "python", "source": "preset", "language": "python", "available": true, "why": null })
+    );
     let first = world.get("/v1/environments?limit=1").await.json();
     let next = first["next"].as_str().unwrap();
     let second = world.get(&format!("/v1/environments?limit=1&after={next}")).await.json();

@@ -22,13 +22,20 @@ async fn requests_reach_the_server_and_the_token_does_not() {
     let port = world.server(&sandbox, Some(&token)).await;
     let base = format!("/v1/sandboxes/{sandbox}/ports/{port}");
 
-    let listed = world.ask(Method::GET, &format!("/v1/sandboxes/{sandbox}/ports"), Some(&token), Body::empty()).await;
+    let listed =
+        world.ask(Method::GET, &format!("/v1/sandboxes/{sandbox}/ports"), Some(&token), Body::empty()).await;
     let listed = listed.json();
     assert!(listed["items"].as_array().unwrap().iter().any(|item| item["port"] == port), "{listed}");
     assert!(listed["next"].is_null());
 
     // The path comes as it was sent, whatever is in it.
-    for (given, seen) in [("", "/"), ("/", "/"), ("/a%2Fb//c/../d?q=%20&share", "/a%2Fb//c/../d?q=%20&share"), ("?x=1", "/?x=1")] {
+    for (given, seen) in [
+        ("", "/"),
+        ("/", "/"),
+        ("/a%2Fb//c/../d?q=%20&share", "/a%2Fb//c/../d?q=%20&share"),
+        ("/%ff", "/%ff"),
+        ("?x=1", "/?x=1"),
+    ] {
         let reply = world.ask(Method::GET, &format!("{base}{given}"), Some(&token), Body::empty()).await;
         assert_eq!(reply.status, StatusCode::OK, "{given}: {reply:?}");
         assert_eq!(reply.json()["path"], seen, "{given}");
@@ -40,12 +47,22 @@ async fn requests_reach_the_server_and_the_token_does_not() {
         assert!(headers.contains(r#"["x-forwarded-proto","http"]"#), "{headers}");
         assert!(headers.contains(&format!(r#"["host","localhost:{port}"]"#)), "{headers}");
     }
-    for method in [Method::DELETE, Method::PUT, Method::PATCH, Method::OPTIONS, Method::from_bytes(b"PROPFIND").unwrap()] {
+    for method in [
+        Method::DELETE,
+        Method::PUT,
+        Method::PATCH,
+        Method::OPTIONS,
+        Method::from_bytes(b"PROPFIND").unwrap(),
+    ] {
         let reply = world.ask(method.clone(), &format!("{base}/x"), Some(&token), Body::empty()).await;
         assert_eq!(reply.json()["method"], method.as_str());
     }
     let head = world.ask(Method::HEAD, &format!("{base}/x"), Some(&token), Body::empty()).await;
     assert!(head.status == StatusCode::OK && head.body.is_empty());
+    let reply = world
+        .ask(Method::GET, &format!("/v1/sandboxes/{sandbox}/ports/0{port}/x"), Some(&token), Body::empty())
+        .await;
+    assert_eq!(reply.json()["path"], "/x");
     // `share` is ours for POST alone.
     let reply = world.ask(Method::GET, &format!("{base}/share"), Some(&token), Body::empty()).await;
     assert_eq!(reply.json()["path"], "/share");
@@ -65,7 +82,10 @@ async fn nobody_elses_port_and_no_port_at_all() {
         world.ask(Method::POST, &path, Some(&reader), "{}").await.is_problem(403, "forbidden");
         world.ask(Method::POST, &path, Some("carrel_tok_x_y"), "{}").await.is_problem(401, "unauthorized");
     }
-    world.ask(Method::GET, &format!("/v1/sandboxes/{sandbox}/ports"), Some(&b), Body::empty()).await.is_problem(404, "sandbox_not_found");
+    world
+        .ask(Method::GET, &format!("/v1/sandboxes/{sandbox}/ports"), Some(&b), Body::empty())
+        .await
+        .is_problem(404, "sandbox_not_found");
     for wrong in ["0", "65536", "+80", "-1", "x", "99999999999999999999", "80.0"] {
         let path = format!("/v1/sandboxes/{sandbox}/ports/{wrong}/");
         world.get(&path).await.is_problem(400, "invalid_argument");
@@ -76,7 +96,8 @@ async fn nobody_elses_port_and_no_port_at_all() {
     // It hangs up instead of answering.
     let reply = world.get(&format!("/v1/sandboxes/{sandbox}/ports/{port}/silent")).await;
     reply.is_problem(502, "port_closed");
-    let closed = world.ask(Method::DELETE, &format!("/v1/sandboxes/{sandbox}"), Some(&a), Body::empty()).await;
+    let closed =
+        world.ask(Method::DELETE, &format!("/v1/sandboxes/{sandbox}"), Some(&a), Body::empty()).await;
     assert_eq!(closed.status, StatusCode::NO_CONTENT);
     let path = format!("/v1/sandboxes/{sandbox}/ports/{port}/");
     world.ask(Method::GET, &path, Some(&a), Body::empty()).await.is_problem(404, "sandbox_not_found");
@@ -90,7 +111,8 @@ async fn bodies_flow_both_ways_as_they_come() {
     let base = format!("/v1/sandboxes/{sandbox}/ports/{port}");
 
     // The answer's first part is here before its second is made.
-    let request = Request::get(format!("{base}/stream")).header("host", "localhost").body(Body::empty()).unwrap();
+    let request =
+        Request::get(format!("{base}/stream")).header("host", "localhost").body(Body::empty()).unwrap();
     let mut body = world.send(request).await.into_body();
     until(&mut body, "one\n").await;
     assert_eq!(world.get(&format!("{base}/go")).await.text(), "gone");
@@ -119,7 +141,8 @@ async fn bodies_flow_both_ways_as_they_come() {
     assert_eq!(reply.text(), digest(&large()));
 
     // A client that goes away in the midst leaves the server as it was.
-    let request = Request::get(format!("{base}/large")).header("host", "localhost").body(Body::empty()).unwrap();
+    let request =
+        Request::get(format!("{base}/large")).header("host", "localhost").body(Body::empty()).unwrap();
     let mut body = world.send(request).await.into_body();
     piece(&mut body).await.unwrap();
     drop(body);
@@ -142,7 +165,10 @@ async fn pages_of_a_sandbox_are_nobody_to_the_api() {
     assert_eq!(reply.header("x-mine"), Some("1"));
     assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
     let policies: Vec<_> = reply.headers.get_all("content-security-policy").iter().collect();
-    assert_eq!(policies, ["default-src 'self'", "sandbox allow-scripts allow-forms allow-popups allow-downloads"]);
+    assert_eq!(
+        policies,
+        ["default-src 'self'", "sandbox allow-scripts allow-forms allow-popups allow-downloads"]
+    );
     for name in [
         "access-control-allow-origin",
         "access-control-allow-credentials",
@@ -153,7 +179,8 @@ async fn pages_of_a_sandbox_are_nobody_to_the_api() {
     ] {
         assert_eq!(reply.header(name), None, "{name}");
     }
-    let cookies: Vec<_> = reply.headers.get_all("set-cookie").iter().map(|value| value.to_str().unwrap()).collect();
+    let cookies: Vec<_> =
+        reply.headers.get_all("set-cookie").iter().map(|value| value.to_str().unwrap()).collect();
     assert_eq!(cookies, [format!("a=1; HttpOnly; Path={base}/"), format!("b=2; Path={base}/")]);
 }
 

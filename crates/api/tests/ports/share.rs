@@ -31,7 +31,8 @@ async fn whoever_has_the_link_reaches_the_port_and_nothing_else() {
     let token = world.token(json!({ "name": "a" })).await;
     let sandbox = world.sandbox(Some(&token)).await;
     let port = world.server(&sandbox, Some(&token)).await;
-    let made = world.post(&format!("/v1/sandboxes/{sandbox}/ports/{port}/share"), Some(&token), json!({})).await;
+    let made =
+        world.post(&format!("/v1/sandboxes/{sandbox}/ports/{port}/share"), Some(&token), json!({})).await;
     assert_eq!(made.status, StatusCode::CREATED);
     let made = made.json();
     let path = made["path"].as_str().unwrap();
@@ -51,7 +52,8 @@ async fn whoever_has_the_link_reaches_the_port_and_nothing_else() {
 
     // Over TCP nobody else comes in without a token, and a page of the sandbox, which has no origin, comes in here alone.
     let tcp = |path: &str, method: Method, extra: &[(&str, &str)]| {
-        let mut request = Request::builder().method(method).uri(path).header("host", "localhost").header("origin", "null");
+        let mut request =
+            Request::builder().method(method).uri(path).header("host", "localhost").header("origin", "null");
         for (name, value) in extra {
             request = request.header(*name, *value);
         }
@@ -80,7 +82,9 @@ async fn links_that_are_over_changed_or_foreign_are_all_the_same() {
     let sandbox = world.sandbox(None).await;
     let port = world.server(&sandbox, None).await;
     let share = format!("/v1/sandboxes/{sandbox}/ports/{port}/share");
-    for wrong in [json!({ "expires_seconds": 0 }), json!({ "expires_seconds": 2_592_001 }), json!({ "expires": 1 })] {
+    for wrong in
+        [json!({ "expires_seconds": 0 }), json!({ "expires_seconds": 2_592_001 }), json!({ "expires": 1 })]
+    {
         world.post(&share, None, wrong).await.is_problem(400, "invalid_argument");
     }
     let made = world.post(&share, None, json!({ "expires_seconds": 2_592_000 })).await.json();
@@ -94,7 +98,9 @@ async fn links_that_are_over_changed_or_foreign_are_all_the_same() {
     other.post(&format!("/v1/sandboxes/{}/ports/1/share", other.sandbox(None).await), None, json!({})).await;
     let foreign = signed(&other, &sandbox, port, expires);
     let mut answers = Vec::new();
-    for wrong in ["/shared/x/", "/shared/%00%ff/", &over, &unknown, &foreign, &path.replace("/shared/A", "/shared/B")] {
+    for wrong in
+        ["/shared/x/", "/shared/%00%ff/", &over, &unknown, &foreign, &path.replace("/shared/A", "/shared/B")]
+    {
         let reply = world.get(wrong).await;
         reply.is_problem(404, "not_found");
         answers.push(reply.body);

@@ -37,7 +37,9 @@ async fn collector() -> (String, mpsc::UnboundedReceiver<(String, Bytes)>) {
                     Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
                 }
             });
-            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            tokio::spawn(
+                hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service),
+            );
         }
     });
     (endpoint, receiver)
@@ -65,7 +67,13 @@ async fn a_call_is_a_span_of_its_callers_trace() {
     let body = json!({ "code": "print('a secret word')", "session": "default" }).to_string();
     let reply = Reply::of(world.send(request.body(Body::from(body)).unwrap()).await).await.json();
     assert_eq!(reply["exit_code"], 0);
-    world.post(&format!("/v1/sandboxes/{sandbox}/run"), None, json!({ "code": "while True: pass", "timeout_seconds": 0.2 })).await;
+    world
+        .post(
+            &format!("/v1/sandboxes/{sandbox}/run"),
+            None,
+            json!({ "code": "while True: pass", "timeout_seconds": 0.2 }),
+        )
+        .await;
     // What is left is sent at the end.
     world.stop().await;
 
@@ -86,9 +94,12 @@ async fn a_call_is_a_span_of_its_callers_trace() {
     for name in ["http.server.request.duration", "carrel.call.duration"] {
         assert!(metrics.iter().any(|metric| metric == name), "{name}: {metrics:?}");
     }
-    let trace = [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd, 0x84, 0x48, 0xeb, 0x21, 0x1c, 0x80, 0x31, 0x9c];
+    let trace =
+        [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd, 0x84, 0x48, 0xeb, 0x21, 0x1c, 0x80, 0x31, 0x9c];
     let of_trace: Vec<&Span> = spans.iter().filter(|span| span.trace_id == trace).collect();
-    let named = |name: &str| *of_trace.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{of_trace:?}"));
+    let named = |name: &str| {
+        *of_trace.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{of_trace:?}"))
+    };
     let request = named("POST /v1/sandboxes/{sandbox}/run");
     assert_eq!(request.parent_span_id, [0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31]);
     assert_eq!(text(&request.attributes)["http.response.status_code"], "200");
@@ -131,7 +142,12 @@ async fn a_collector_that_is_not_there_holds_nobody_up() {
 
 #[tokio::test]
 async fn addresses_that_cannot_be_sent_to_are_refused() {
-    for (wrong, hint) in [("https://127.0.0.1:4318", "a collector on this host"), ("ftp://x", "such as http"), ("x", ""), ("http://a:b@c", "")] {
+    for (wrong, hint) in [
+        ("https://127.0.0.1:4318", "a collector on this host"),
+        ("ftp://x", "such as http"),
+        ("x", ""),
+        ("http://a:b@c", ""),
+    ] {
         let problem = Telemetry::start(wrong).unwrap_err();
         assert_eq!(problem.code, Code::Config, "{wrong}");
         assert!(problem.hint.contains(hint), "{wrong}: {problem:?}");

@@ -59,11 +59,8 @@ impl World {
         let socket = state.path().join("carrel.sock");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let tcp = listener.local_addr().unwrap();
-        let listeners = Listeners {
-            unix: vec![UnixListener::bind(&socket).unwrap()],
-            tcp: vec![listener],
-            tls: None,
-        };
+        let listeners =
+            Listeners { unix: vec![UnixListener::bind(&socket).unwrap()], tcp: vec![listener], tls: None };
         let serving = Arc::clone(&daemon);
         let serving = tokio::spawn(async move { serving.serve(listeners).await });
         Self { engine, daemon, state, socket, tcp, serving: Some(serving) }
@@ -78,12 +75,19 @@ impl World {
     /// One request on a connection of its own; the answer's body is still to come.
     pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
         let stream = UnixStream::connect(&self.socket).await.unwrap();
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
         in_time("an answer", sender.send_request(request)).await.unwrap()
     }
 
-    pub(crate) async fn ask(&self, method: Method, path: &str, token: Option<&str>, body: impl Into<Body>) -> Reply {
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        token: Option<&str>,
+        body: impl Into<Body>,
+    ) -> Reply {
         let mut request = Request::new(body.into());
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().unwrap();

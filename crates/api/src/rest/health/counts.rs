@@ -91,10 +91,24 @@ impl Default for Counts {
             counts.request_time.clone(),
         );
         registry.register("calls", "Runs and execs that ended", counts.calls.clone());
-        registry.register_with_unit("call_duration", "How long runs and execs took", Unit::Seconds, counts.call_time.clone());
+        registry.register_with_unit(
+            "call_duration",
+            "How long runs and execs took",
+            Unit::Seconds,
+            counts.call_time.clone(),
+        );
         registry.register("sandboxes", "Sandboxes by state", counts.sandboxes.clone());
-        registry.register("journal_lines_lost", "Lines that a journal had no room for", counts.lost_lines.clone());
-        registry.register_with_unit("resident_memory", "Memory of the daemon", Unit::Bytes, counts.memory.clone());
+        registry.register(
+            "journal_lines_lost",
+            "Lines that a journal had no room for",
+            counts.lost_lines.clone(),
+        );
+        registry.register_with_unit(
+            "resident_memory",
+            "Memory of the daemon",
+            Unit::Bytes,
+            counts.memory.clone(),
+        );
         registry.register("open_files", "Open descriptors of the daemon", counts.files.clone());
         counts
     }
@@ -195,7 +209,8 @@ mod tests {
         }
         let mut text = String::new();
         encode(&mut text, &counts.registry).unwrap();
-        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("carrel_http_requests_total")).collect();
+        let lines: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("carrel_http_requests_total")).collect();
         assert_eq!(lines, [r#"carrel_http_requests_total{method="other",route="(none)",status="4xx"} 100"#]);
         assert!(text.ends_with("# EOF\n"));
     }

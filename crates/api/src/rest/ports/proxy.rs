@@ -30,7 +30,10 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinHandle;
 
-use super::{super::{Daemon, problem::Refusal, server::Door}, places::Place};
+use super::{
+    super::{Daemon, problem::Refusal, server::Door},
+    places::Place,
+};
 
 /// For a connection into the box; a server that lives accepts at once.
 const CONNECT: Duration = Duration::from_secs(15);
@@ -40,7 +43,8 @@ const ANSWER: Duration = Duration::from_secs(120);
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD: usize = 64 << 10;
 
-const POLICY: HeaderValue = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups allow-downloads");
+const POLICY: HeaderValue =
+    HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups allow-downloads");
 /// What concerns one connection and not the message (RFC 9110, 7.6.1), and what is a thing between us and the client.
 const HOPS: [HeaderName; 9] = [
     header::CONNECTION,
@@ -89,9 +93,10 @@ impl Onward {
         let place = self.daemon.ways.places.take(&self.record.id)?;
         let client = wants_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (request, moved) = self.prepare(request)?;
-        let stream = tokio::time::timeout(CONNECT, self.daemon.engine.dial(&self.record, self.port))
-            .await
-            .map_err(|_| Problem::new(Code::Timeout, format!("port {} does not accept connections", self.port)))??;
+        let stream =
+            tokio::time::timeout(CONNECT, self.daemon.engine.dial(&self.record, self.port)).await.map_err(
+                |_| Problem::new(Code::Timeout, format!("port {} does not accept connections", self.port)),
+            )??;
         let (mut sender, connection) = http1::Builder::new()
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEAD)
@@ -122,7 +127,8 @@ impl Onward {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         let door = parts.extensions.get::<Door>().copied().unwrap_or(Door::Unix);
         let asked = parts.uri.authority().map(|authority| authority.as_str().to_owned());
-        let upgrade = wants_upgrade(&parts.headers).then(|| parts.headers.get(header::UPGRADE).cloned()).flatten();
+        let upgrade =
+            wants_upgrade(&parts.headers).then(|| parts.headers.get(header::UPGRADE).cloned()).flatten();
         strip_hops(&mut parts.headers);
         let headers = &mut parts.headers;
         headers.remove(header::AUTHORIZATION);
@@ -151,8 +157,9 @@ impl Onward {
         let moved = Arc::new(AtomicU64::new(0));
         let mut onward = hyper::Request::new(Counted { body, moved: Arc::clone(&moved) });
         *onward.method_mut() = parts.method;
-        *onward.uri_mut() =
-            path.parse::<Uri>().map_err(|_| Problem::new(Code::InvalidArgument, "a path that cannot be passed on"))?;
+        *onward.uri_mut() = path
+            .parse::<Uri>()
+            .map_err(|_| Problem::new(Code::InvalidArgument, "a path that cannot be passed on"))?;
         *onward.version_mut() = Version::HTTP_11;
         *onward.headers_mut() = parts.headers;
         Ok((onward, moved))
@@ -170,7 +177,11 @@ impl Onward {
                 Ok(answered) => return answered.map_err(|error| self.broken(&error).into()),
                 Err(_) if moved.load(Ordering::Relaxed) != before => before = moved.load(Ordering::Relaxed),
                 Err(_) => {
-                    let word = format!("the server on port {} has not answered for {} s", self.port, ANSWER.as_secs());
+                    let word = format!(
+                        "the server on port {} has not answered for {} s",
+                        self.port,
+                        ANSWER.as_secs()
+                    );
                     return Err(Problem::new(Code::Timeout, word).into());
                 }
             }
@@ -180,7 +191,8 @@ impl Onward {
     /// The agent does not see what flows through a connection, and would end its box in the midst of a long one for being idle.
     fn keep_awake(&self) -> Task {
         let (daemon, record) = (Arc::clone(&self.daemon), self.record.clone());
-        let often = Duration::from_secs(record.spec.idle_timeout_s).div_f32(3.0).max(Duration::from_millis(250));
+        let often =
+            Duration::from_secs(record.spec.idle_timeout_s).div_f32(3.0).max(Duration::from_millis(250));
         Task(self.daemon.tasks.spawn(async move {
             loop {
                 tokio::time::sleep(often).await;
@@ -192,8 +204,11 @@ impl Onward {
     }
 
     fn broken(&self, why: &dyn std::fmt::Display) -> Problem {
-        Problem::new(Code::PortClosed, format!("what listens on port {} gives no HTTP answer: {why}", self.port))
-            .hint("look at what the server in the sandbox prints")
+        Problem::new(
+            Code::PortClosed,
+            format!("what listens on port {} gives no HTTP answer: {why}", self.port),
+        )
+        .hint("look at what the server in the sandbox prints")
     }
 
     fn clean(&self, headers: &mut HeaderMap) {
@@ -246,8 +261,7 @@ impl Onward {
 }
 
 fn wants_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(header::UPGRADE)
-        && listed(headers).any(|name| name.eq_ignore_ascii_case("upgrade"))
+    headers.contains_key(header::UPGRADE) && listed(headers).any(|name| name.eq_ignore_ascii_case("upgrade"))
 }
 
 /// Names in `Connection`.
@@ -308,7 +322,10 @@ impl hyper::body::Body for Counted {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if polled.is_ready() {
             self.moved.fetch_add(1, Ordering::Relaxed);
@@ -333,7 +350,10 @@ impl hyper::body::Body for Answer {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
     fn is_end_stream(&self) -> bool {
@@ -354,7 +374,8 @@ mod tests {
 
     #[test]
     fn what_concerns_one_connection_stays_there() {
-        let mut given = headers(&[("connection", "close, X-Mine"), ("x-mine", "1"), ("te", "trailers"), ("accept", "a")]);
+        let mut given =
+            headers(&[("connection", "close, X-Mine"), ("x-mine", "1"), ("te", "trailers"), ("accept", "a")]);
         strip_hops(&mut given);
         assert_eq!(given, headers(&[("accept", "a")]));
         assert!(wants_upgrade(&headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")])));
@@ -363,15 +384,15 @@ mod tests {
 
     #[test]
     fn cookies_are_bound_to_their_own_server() {
-        let mut given = headers(&[
-            ("set-cookie", "path=x; Path=/; HttpOnly; Domain=example.com"),
-            ("set-cookie", "b=2"),
-        ]);
+        let mut given =
+            headers(&[("set-cookie", "path=x; Path=/; HttpOnly; Domain=example.com"), ("set-cookie", "b=2")]);
         // `from_iter` keeps the last of a name.
         given.append("set-cookie", "a=1; PATH = /; Max-Age=3".parse().unwrap());
         bind_cookies(&mut given, "/shared/x");
         let bound: Vec<_> = given.get_all("set-cookie").iter().map(|value| value.to_str().unwrap()).collect();
         assert_eq!(bound.last().unwrap(), &"a=1; Max-Age=3; Path=/shared/x/");
-        assert!(bound.iter().all(|cookie| !cookie.contains("Domain") && cookie.ends_with("; Path=/shared/x/")));
+        assert!(
+            bound.iter().all(|cookie| !cookie.contains("Domain") && cookie.ends_with("; Path=/shared/x/"))
+        );
     }
 }

@@ -57,7 +57,9 @@ impl Links {
     /// With the key of this state directory, made if it is not there.
     pub(super) fn open(state: &Path) -> Result<Self, Problem> {
         let path = state.join(FILE);
-        let failed = |error: io::Error| Problem::internal(format!("the key of share links, {}: {error}", path.display()));
+        let failed = |error: io::Error| {
+            Problem::internal(format!("the key of share links, {}: {error}", path.display()))
+        };
         match read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             found => return Self::with(&found.map_err(failed)?),
@@ -120,7 +122,8 @@ fn make(state: &Path, path: &Path) -> io::Result<()> {
     }
     // Threads of one process may be at it too; nothing of the key itself goes into a name.
     static DRAFTS: AtomicU64 = AtomicU64::new(0);
-    let draft = state.join(format!("{FILE}.{}.{}", std::process::id(), DRAFTS.fetch_add(1, Ordering::Relaxed)));
+    let draft =
+        state.join(format!("{FILE}.{}.{}", std::process::id(), DRAFTS.fetch_add(1, Ordering::Relaxed)));
     // Left by a process of the same number that was killed here.
     let _ = std::fs::remove_file(&draft);
     let written = (|| {
