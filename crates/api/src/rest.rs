@@ -196,8 +196,7 @@ impl Daemon {
     }
 
     async fn verify(&self, secret: &str) -> Result<Arc<Token>, Refusal> {
-        if let Some((when, token)) =
-            self.verified.lock().unwrap_or_else(PoisonError::into_inner).get(secret)
+        if let Some((when, token)) = self.verified.lock().unwrap_or_else(PoisonError::into_inner).get(secret)
             && when.elapsed() < VERIFIED
         {
             return Ok(Arc::clone(token));
@@ -226,9 +225,11 @@ impl Daemon {
     async fn living(self: &Arc<Self>, caller: &Caller, id: &SandboxId) -> Result<Found, Refusal> {
         let (daemon, tenant, id) = (Arc::clone(self), caller.tenant.clone(), id.clone());
         self.complete(async move {
-            daemon.engine.existing_of(&tenant, id.as_str(), None).await.map_err(|problem| match problem.code {
-                Code::SandboxNotFound => no_sandbox(id.as_str()),
-                _ => problem,
+            daemon.engine.existing_of(&tenant, id.as_str(), None).await.map_err(|problem| {
+                match problem.code {
+                    Code::SandboxNotFound => no_sandbox(id.as_str()),
+                    _ => problem,
+                }
             })
         })
         .await

@@ -33,7 +33,8 @@ const MAX_REQUESTS_OF_ONE: usize = 1024;
 /// Tokens that are kept count of before those without a request are forgotten.
 const MOST_TOKENS: usize = 1024;
 /// Headers that a page may read beside the few that it always may.
-const EXPOSED: [&str; 5] = ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
+const EXPOSED: [&str; 5] =
+    ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -90,7 +91,11 @@ impl Caller {
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Refusal;
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::internal("a request without a caller").into())
+        parts
+            .extensions
+            .get::<Self>()
+            .cloned()
+            .ok_or_else(|| Problem::internal("a request without a caller").into())
     }
 }
 
@@ -104,7 +109,11 @@ pub(crate) struct Turnstile {
 
 impl Default for Turnstile {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(MAX_REQUESTS)), tokens: Mutex::default(), rates: Rates::default() }
+        Self {
+            all: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            tokens: Mutex::default(),
+            rates: Rates::default(),
+        }
     }
 }
 
@@ -146,11 +155,14 @@ pub(crate) async fn admit(State(daemon): State<Arc<Daemon>>, mut request: Reques
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned());
-    let span = daemon.options.telemetry.as_ref().map(|telemetry| telemetry.request(&method, request.headers()));
+    let span =
+        daemon.options.telemetry.as_ref().map(|telemetry| telemetry.request(&method, request.headers()));
     let mut who = None;
     let mut response = match check(&daemon, &mut request).await {
         Ok((caller, places)) => {
             who = caller.as_ref().map(|caller| caller.name().to_owned());
+            let places = Places(Arc::new(places));
+            request.extensions_mut().insert(places.clone());
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
@@ -203,7 +215,8 @@ async fn check(daemon: &Daemon, request: &mut Request) -> Result<Admitted, Refus
 
 /// What a browser asks in its own name, without a token. Any other OPTIONS is a request like all.
 fn is_preflight(request: &Request) -> bool {
-    request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Needs no token. A share link is its own.
@@ -282,7 +295,8 @@ fn check_origin(guards: &Guards, headers: &HeaderMap, door: Door) -> Result<(), 
 
 /// What a browser asks before it lets a page of these origins speak to us.
 pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
-    let parsed: Result<Vec<HeaderValue>, _> = origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
+    let parsed: Result<Vec<HeaderValue>, _> =
+        origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
     let parsed =
         parsed.map_err(|_| Problem::new(Code::InvalidArgument, "an origin that no header can carry"))?;
     Ok(CorsLayer::new()
@@ -292,10 +306,14 @@ pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
         .expose_headers(EXPOSED.map(HeaderName::from_static)))
 }
 
+/// The places of a request. What goes on behind its answer, as a WebSocket does, holds them too.
+#[derive(Debug, Clone)]
+pub(crate) struct Places(#[expect(dead_code, reason = "held, not read")] Arc<Vec<OwnedSemaphorePermit>>);
+
 /// A body that keeps its request's places until it is sent or dropped.
 struct Held {
     body: axum::body::Body,
-    _places: Vec<OwnedSemaphorePermit>,
+    _places: Places,
 }
 
 impl hyper::body::Body for Held {

@@ -77,7 +77,12 @@ impl Ticket {
     }
 
     /// Does what was asked for, unless it was done before.
-    pub(crate) async fn once<F>(self, daemon: &Arc<Daemon>, caller: &Caller, work: F) -> Result<Response, Refusal>
+    pub(crate) async fn once<F>(
+        self,
+        daemon: &Arc<Daemon>,
+        caller: &Caller,
+        work: F,
+    ) -> Result<Response, Refusal>
     where
         F: Future<Output = Result<Response, Refusal>> + Send + 'static,
     {
