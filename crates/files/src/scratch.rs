@@ -114,8 +114,7 @@ impl Root {
         };
         drop(held);
         if let Some(dir) = dir.filter(|_| options.sync) {
-            let dir =
-                open_at(dir.as_fd(), b".", OFlags::RDONLY | OFlags::DIRECTORY, STRICT).map_err(fail)?;
+            let dir = open_at(dir.as_fd(), b".", OFlags::RDONLY | OFlags::DIRECTORY, STRICT).map_err(fail)?;
             fs::fsync(dir).map_err(fail)?;
         }
         let entry = entry(path.as_bytes(), &stat, None);

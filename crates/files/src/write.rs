@@ -172,7 +172,12 @@ impl Root {
         Ok(FileWriter { path: path.clone(), target, sync: options.sync })
     }
 
-    pub(crate) fn append(&self, path: &GuestPath, slot: Slot, options: WriteOptions) -> Result<FileWriter, FileError> {
+    pub(crate) fn append(
+        &self,
+        path: &GuestPath,
+        slot: Slot,
+        options: WriteOptions,
+    ) -> Result<FileWriter, FileError> {
         let fail = |errno| FileError::at(path, errno);
         let dir = slot.dir.as_fd();
         let create = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | CAREFUL;

@@ -108,7 +108,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 /// `path` of a query, byte for byte: a name need not be UTF-8, and what a form's decoder makes of such a one is another name.
 /// Not given, it is the workspace.
 fn path_of(uri: &Uri) -> Result<GuestPath, Refusal> {
-    let mut pairs = uri.query().unwrap_or_default().split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let mut pairs =
+        uri.query().unwrap_or_default().split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     match pairs.find(|(key, _)| decoded(key) == b"path") {
         Some((_, value)) => guest_path(&decoded(value)),
         None => Ok(GuestPath::root()),

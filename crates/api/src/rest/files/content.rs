@@ -279,11 +279,17 @@ async fn write(
     let (scratch, bytes) = flow::spool(body, scratch, most).await?;
     let placed = desk
         .work(move |root| {
-            let options =
-                WriteOptions { create_new: options.create_new || (conditions.wants_new() && !append), ..options };
-            let placed = root.place(scratch, &path, options, || alone(&id), |old| {
-                conditions.matches(old) && conditions.differs(old)
-            });
+            let options = WriteOptions {
+                create_new: options.create_new || (conditions.wants_new() && !append),
+                ..options
+            };
+            let placed = root.place(
+                scratch,
+                &path,
+                options,
+                || alone(&id),
+                |old| conditions.matches(old) && conditions.differs(old),
+            );
             match placed {
                 Err(FileError::Exists { path }) if conditions.wants_new() => Err(FileError::Changed { path }),
                 other => other,

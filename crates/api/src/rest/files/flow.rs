@@ -50,7 +50,11 @@ pub(super) async fn next(body: &mut Body) -> Result<Option<Bytes>, Refusal> {
 }
 
 /// A body as a whole in a file without a name, and its length. Holds no thread while its client takes its time.
-pub(super) async fn spool(mut body: Body, mut scratch: Scratch, most: u64) -> Result<(Scratch, u64), Refusal> {
+pub(super) async fn spool(
+    mut body: Body,
+    mut scratch: Scratch,
+    most: u64,
+) -> Result<(Scratch, u64), Refusal> {
     let mut total = 0;
     let mut ended = false;
     while !ended {
@@ -67,11 +71,12 @@ pub(super) async fn spool(mut body: Body, mut scratch: Scratch, most: u64) -> Re
         if total > most {
             return Err(too_large(most).into());
         }
-        scratch = blocking(move || {
-            pieces.iter().try_for_each(|bytes| scratch.write_all(bytes)).map(|()| scratch)
-        })
-        .await?
-        .map_err(|error| carrel_files::FileError::from_io(&carrel_proto::files::GuestPath::root(), error))?;
+        scratch =
+            blocking(move || pieces.iter().try_for_each(|bytes| scratch.write_all(bytes)).map(|()| scratch))
+                .await?
+                .map_err(|error| {
+                    carrel_files::FileError::from_io(&carrel_proto::files::GuestPath::root(), error)
+                })?;
     }
     Ok((scratch, total))
 }

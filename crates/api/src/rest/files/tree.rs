@@ -10,7 +10,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use carrel_engine::{events::Kind as Happened, tokens::Scope};
-use carrel_files::{FileError, OutsideLinks, Root, TreeLimits, TreeReport, read_tar, read_zip, write_tar, write_zip};
+use carrel_files::{
+    FileError, OutsideLinks, Root, TreeLimits, TreeReport, read_tar, read_zip, write_tar, write_zip,
+};
 use carrel_proto::{
     files::{GuestPath, Name},
     problem::{Code, Problem},
@@ -46,7 +48,8 @@ const MOST_BEHIND: usize = 1 << 20;
 
 fn place() -> Result<SemaphorePermit<'static>, Problem> {
     TREES.try_acquire().map_err(|_| {
-        Problem::new(Code::TooMany, format!("{MOST_TREES} archives are under way")).hint("try again in a moment")
+        Problem::new(Code::TooMany, format!("{MOST_TREES} archives are under way"))
+            .hint("try again in a moment")
     })
 }
 
@@ -137,7 +140,8 @@ struct Left {
 
 impl From<TreeReport> for Unpacked {
     fn from(report: TreeReport) -> Self {
-        let left_out = report.left_out.into_iter().map(|left| Left { path: left.path, why: left.why }).collect();
+        let left_out =
+            report.left_out.into_iter().map(|left| Left { path: left.path, why: left.why }).collect();
         Self {
             files: report.files,
             directories: report.dirs,
@@ -172,14 +176,20 @@ async fn upload(
             let scratch = desk.work(Root::scratch).await?;
             let (mut scratch, _) = flow::spool(body, scratch, disk).await?;
             let _place = place()?;
-            desk.work(move |root| read_zip(root, &path, scratch.file(), &limits, OutsideLinks::LeaveOut)).await?
+            desk.work(move |root| read_zip(root, &path, scratch.file(), &limits, OutsideLinks::LeaveOut))
+                .await?
         }
     };
     desk.note(Happened::FileWrite, Some(report.bytes));
     Ok(axum::Json(report.into()))
 }
 
-async fn untar(root: Arc<Root>, path: GuestPath, mut body: Body, limits: TreeLimits) -> Result<TreeReport, Refusal> {
+async fn untar(
+    root: Arc<Root>,
+    path: GuestPath,
+    mut body: Body,
+    limits: TreeLimits,
+) -> Result<TreeReport, Refusal> {
     let place = place()?;
     let (sender, inlet) = flow::inlet();
     let mut unpacking = std::pin::pin!(blocking(move || {
