@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
+use carrel_proto::limits::ByteSize;
 use serde_json::json;
 
 use crate::world::{Sandbox, World};
@@ -179,18 +180,20 @@ async fn archives_that_reach_out_or_lie_are_refused() {
 
 #[tokio::test]
 async fn a_bomb_is_stopped_by_what_it_would_be() {
+    const DISK: u64 = 8 << 20;
     let world = World::new();
-    let sandbox = world.sandbox().await;
-    // Ten thousand entries that share few bytes: each says the truth, together they are too large.
+    let sandbox = world.sandbox_of(ByteSize(DISK)).await;
+    // Entries that tell the truth, each as large as the disk: zeros take no room on it, and are counted all the same.
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     let options =
         zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
-    let zeros = vec![0; 64 << 20];
-    for number in 0..20 {
+    let zeros = vec![0; usize::try_from(DISK).unwrap()];
+    for number in 0..6 {
         writer.start_file(format!("zeros{number}"), options).unwrap();
         std::io::Write::write_all(&mut writer, &zeros).unwrap();
     }
     let bomb = writer.finish().unwrap().into_inner();
-    assert!(bomb.len() < 4 << 20);
+    assert!(bomb.len() < 1 << 20);
     sandbox.send("PUT", "/tree?path=bomb&format=zip", &[], bomb).await.refused(413, "too_large");
+    sandbox.get("/stat?path=bomb/zeros5").await.refused(404, "not_found");
 }

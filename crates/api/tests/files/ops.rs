@@ -1,6 +1,12 @@
 //! The plain operations, as callers use them.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::{
+    ffi::OsStr,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt, symlink},
+    },
+};
 
 use serde_json::json;
 
@@ -57,12 +63,7 @@ async fn long_directories_come_in_pages_that_lose_nothing() {
     for number in 0..25 {
         std::fs::write(sandbox.workspace().join(format!("f{number:02}")), "").unwrap();
     }
-    let odd = std::ffi::OsStr::new(
-        &<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"e\xff/").to_owned(),
-    )
-    .to_owned();
-    let odd = std::path::PathBuf::from(odd);
-    std::fs::write(sandbox.workspace().join(odd.components().next().unwrap()), "odd").unwrap();
+    std::fs::write(sandbox.workspace().join(OsStr::from_bytes(b"e\xff")), "odd").unwrap();
     let mut names = Vec::new();
     let mut after = String::new();
     loop {
@@ -95,4 +96,33 @@ async fn a_sandbox_that_sleeps_is_not_woken_and_one_whose_files_are_away_is() {
     assert_eq!((meta.uid(), meta.permissions().mode() & 0o777), (owner, 0o644));
     world.engine.close(&sandbox.record, None).await.unwrap();
     sandbox.get("/content?path=kept").await.refused(404, "sandbox_not_found");
+}
+
+#[test]
+fn the_document_describes_every_call() {
+    let document: serde_json::Value = serde_json::from_str(&carrel_api::rest::openapi()).unwrap();
+    std::fs::write("/tmp/w/openapi-files.json", document.to_string()).unwrap();
+    for (path, methods) in [
+        ("", &["get", "delete"][..]),
+        ("/stat", &["get"]),
+        ("/content", &["get", "head", "put"]),
+        ("/move", &["post"]),
+        ("/mkdir", &["post"]),
+        ("/search", &["post"]),
+        ("/replace", &["post"]),
+        ("/tree", &["get", "put"]),
+        ("/watch", &["get"]),
+    ] {
+        let described =
+            document["paths"][format!("/v1/sandboxes/{{sandbox}}/files{path}")].as_object().unwrap();
+        assert_eq!(described.len(), methods.len(), "{path}");
+        for method in methods {
+            let call = &described[*method];
+            assert!(
+                call["responses"]["default"].is_object() && call["summary"].is_string(),
+                "{method} {path}"
+            );
+            assert!(call["parameters"].as_array().unwrap().iter().any(|one| one["name"] == "sandbox"));
+        }
+    }
 }

@@ -112,7 +112,7 @@ async fn archives_of_others_are_understood() {
     writer.start_file("stored", stored).unwrap();
     std::io::Write::write_all(&mut writer, b"as it is").unwrap();
     writer.add_symlink("link", "stored", deflated).unwrap();
-    writer.set_comment("a word behind it all");
+    writer.set_comment("a word behind it all").unwrap();
     let archive = writer.finish().unwrap().into_inner();
     let report = sandbox.send("PUT", "/tree?format=zip", &[], archive).await.is(200).json();
     assert_eq!(report["bytes"], 100_008);

@@ -50,9 +50,13 @@ impl World {
     }
 
     pub(crate) async fn sandbox(&self) -> Sandbox<'_> {
+        self.sandbox_of(ByteSize::mb(256)).await
+    }
+
+    pub(crate) async fn sandbox_of(&self, disk: ByteSize) -> Sandbox<'_> {
         // Should a test be killed, its sandboxes end by themselves.
         let mut wish = Wish { idle_timeout_s: 120, max_lifetime_s: 900, ..Wish::default() };
-        wish.limits.disk = ByteSize::mb(256);
+        wish.limits.disk = disk;
         let key = format!("user:local:{}", self.engine.list().unwrap().len()).parse().unwrap();
         let found = in_time("a sandbox", self.engine.sandbox(&key, &wish)).await.unwrap();
         Sandbox { world: self, record: found.record }
