@@ -355,8 +355,13 @@ impl Backend for Jail {
     }
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
-        Some(directory.join("workspace"))
+        Some(workspace_of(directory))
     }
+}
+
+/// Where a sandbox's files are on the host.
+pub fn workspace_of(directory: &Path) -> PathBuf {
+    directory.join("workspace")
 }
 
 /// Kills a process and waits until it is gone. With pid 1 of a box goes everything in it.

@@ -271,6 +271,11 @@ pub async fn start_run(link: AgentLink, run: Run) -> Result<Call, Problem> {
     begin(link, Request::Run(run), None).await
 }
 
+/// Begins a call on a line of the caller's own, as [`start_run`] does.
+pub async fn begin_on(link: AgentLink, request: Request) -> Result<Call, Problem> {
+    begin(link, request, None).await
+}
+
 async fn begin(mut link: AgentLink, request: Request, lifeline: Option<Lifeline>) -> Result<Call, Problem> {
     let tag = link.send(&request).await?;
     let patience = Patience::new(&request, lifeline);

@@ -13,9 +13,10 @@
 
 pub mod answers;
 pub mod call;
+mod changes;
 pub mod environments;
 pub mod events;
-mod files;
+pub mod files;
 mod input;
 pub mod journal;
 pub mod keys;
@@ -34,29 +35,28 @@ pub mod spec;
 mod sweep;
 pub mod tenant;
 pub mod tokens;
-mod update;
 
 use std::{
     ops::Deref,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
 use carrel_backend::{Backend, environment::Environment, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
-pub use carrel_backend::IsolationLevel;
 pub use crate::{
+    changes::Update,
     environments::{Environments, Source},
     quota::Quota,
-    registry::{Cursor, ListFilter, Page, Record, State},
+    registry::{Cursor, ListFilter, Owner, Page, Record, State},
     sandboxes::{Found, Note, Wish},
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
-    update::Update,
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
+pub use carrel_backend::IsolationLevel;
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -67,7 +67,11 @@ pub struct Settings {
 }
 
 #[derive(Debug, Clone)]
-pub struct Engine(Arc<Core>);
+pub struct Engine {
+    core: Arc<Core>,
+    /// Shared by clones, and swapped when the configuration is read again.
+    environments: Arc<RwLock<Arc<Environments>>>,
+}
 
 /// What the clones of an engine share.
 #[derive(Debug)]
@@ -85,7 +89,7 @@ pub struct Core {
 impl Deref for Engine {
     type Target = Core;
     fn deref(&self) -> &Core {
-        &self.0
+        &self.core
     }
 }
 
@@ -107,7 +111,8 @@ impl Engine {
         let registry = Registry::open(&state.join("registry.db"))?;
         let jail = Arc::new(Jail::new(&state));
         let settings = Settings { state, ..settings };
-        Ok(Self(Arc::new(Core {
+        let environments = Arc::new(RwLock::new(Arc::new(settings.environments.clone())));
+        let core = Arc::new(Core {
             settings,
             registry,
             backend: jail.clone(),
@@ -115,7 +120,8 @@ impl Engine {
             preset: Mutex::default(),
             locks: Locks::default(),
             events: Arc::default(),
-        })))
+        });
+        Ok(Self { core, environments })
     }
 
     /// Runs what may wait where waiting is allowed. It is done to its end, also when nobody waits for it any more.
@@ -127,8 +133,19 @@ impl Engine {
         tokio::task::spawn_blocking(move || work(&engine)).await.map_err(Problem::internal)?
     }
 
-    pub fn environments(&self) -> &Environments {
-        &self.settings.environments
+    pub fn environments(&self) -> Arc<Environments> {
+        Arc::clone(&self.environments.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Other environments for sandboxes that are made from now on, by this engine and its clones.
+    pub fn set_environments(&self, environments: Environments) {
+        *self.environments.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(environments);
+    }
+
+    /// This engine for a caller who has environments of its own.
+    #[must_use]
+    pub fn with_environments(&self, environments: Environments) -> Self {
+        Self { core: Arc::clone(&self.core), environments: Arc::new(RwLock::new(Arc::new(environments))) }
     }
 
     pub fn state_directory(&self) -> &std::path::Path {
@@ -144,16 +161,19 @@ impl Engine {
 
     /// The software of an environment.
     pub(crate) fn environment(&self, name: &str) -> Result<Environment, Problem> {
-        let preset = matches!(self.settings.environments.source(name)?, Source::Preset(_));
+        let environments = self.environments();
+        let source = environments.source(name)?;
+        let preset = matches!(source, Source::Preset(_));
         let mut last = self.preset.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((looked, known)) = last.as_ref()
-            && preset
             && known.name == name
+            // Another caller's preset of this name may be for another language.
+            && *source == Source::Preset(known.language)
             && looked.elapsed() < LOOK_AGAIN
         {
             return Ok(known.clone());
         }
-        let found = self.settings.environments.resolve(name, &self.derived())?;
+        let found = environments.resolve(name, &self.derived())?;
         if preset {
             *last = Some((Instant::now(), found.clone()));
         }

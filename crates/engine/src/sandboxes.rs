@@ -30,6 +30,8 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     Engine,
     events::{Event, Kind},
@@ -40,7 +42,7 @@ use crate::{
 };
 
 /// What a caller wants of a sandbox that may have to be made.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Wish {
     /// None: any, `python` if it has to be made.
     pub environment: Option<String>,
@@ -51,12 +53,15 @@ pub struct Wish {
     pub max_lifetime_s: u64,
     /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
     pub first: Option<Language>,
-    /// Whose it is.
+    /// Whose it is. That, and what follows from it, is for the front door to say and for nobody to write down.
+    #[serde(skip)]
     pub tenant: Tenant,
     pub labels: Labels,
     /// What the tenant may hold in all. None: as much as the host has.
+    #[serde(skip)]
     pub quota: Option<Quota>,
     /// Who asks, for the events.
+    #[serde(skip)]
     pub caller: Option<Arc<str>>,
 }
 
@@ -65,7 +70,8 @@ const EPHEMERAL_IDLE_S: u64 = 30;
 pub(crate) const DEFAULT_ENVIRONMENT: &str = "python";
 
 /// What a caller should be told of the sandbox it got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Note {
     /// The sandbox of this name had ended; this is a new, empty one.
     Ended(EndReason),
@@ -95,7 +101,7 @@ impl Note {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Found {
     pub record: Record,
     pub created: bool,
@@ -138,7 +144,12 @@ impl Engine {
 
     /// A sandbox of its own for one call.
     pub async fn ephemeral(&self, wish: &Wish) -> Result<Record, Problem> {
-        self.make(None, wish, Some(Owner::me())).await?.ok_or_else(|| Problem::internal("a new id was taken"))
+        self.ephemeral_of(Owner::me(), wish).await
+    }
+
+    /// As [`Engine::ephemeral`], for another process: the sandbox goes when that one does.
+    pub async fn ephemeral_of(&self, owner: Owner, wish: &Wish) -> Result<Record, Problem> {
+        self.make(None, wish, Some(owner)).await?.ok_or_else(|| Problem::internal("a new id was taken"))
     }
 
     /// A new sandbox that stays, and is found by its id alone.
@@ -220,8 +231,8 @@ impl Engine {
     /// Whether code for `wanted` is at home in this sandbox.
     pub fn check_environment(&self, record: &Record, wanted: Option<&str>) -> Result<(), Problem> {
         let Some(wanted) = wanted else { return Ok(()) };
-        self.settings.environments.source(wanted)?;
-        if self.settings.environments.same_software(wanted, &record.spec.environment) {
+        self.environments().source(wanted)?;
+        if self.environments().same_software(wanted, &record.spec.environment) {
             return Ok(());
         }
         // A language that the sandbox's own environment has is meant as that language.
@@ -241,7 +252,7 @@ impl Engine {
         owner: Option<Owner>,
     ) -> Result<Option<Record>, Problem> {
         let environment = wish.environment.clone().unwrap_or_else(|| DEFAULT_ENVIRONMENT.to_owned());
-        self.settings.environments.source(&environment)?;
+        self.environments().source(&environment)?;
         let spec = Spec {
             environment,
             limits: wish.limits.clone(),

@@ -15,8 +15,8 @@ use super::{
 pub(crate) fn apply(daemon: &Daemon, spec: serde_json::Value, create: &mut Create) -> Result<(), Refusal> {
     let environments = daemon.engine.environments();
     let spec = match &spec {
-        serde_json::Value::String(text) => SandboxSpec::from_text(text, environments)?,
-        value => SandboxSpec::from_value(value, environments)?,
+        serde_json::Value::String(text) => SandboxSpec::from_text(text, &environments)?,
+        value => SandboxSpec::from_value(value, &environments)?,
     };
     let in_run = create.workflow_run.is_some() || create.agent_run.is_some();
     match spec.mode {
