@@ -53,7 +53,11 @@ def test_nothing_shown() -> None:
         ({"exit_code": 3, "stderr": "first\nlast\n"}, "exit code 3: last", "run_failed"),
         ({"exit_code": 137, "cause": "oom", "stderr": ""}, "ended by oom", "run_failed"),
         (
-            {"exit_code": 124, "cause": "timeout", "error": {"code": "timeout", "message": "ran too long", "hint": "h"}},
+            {
+                "exit_code": 124,
+                "cause": "timeout",
+                "error": {"code": "timeout", "message": "ran too long", "hint": "h"},
+            },
             "ran too long",
             "timeout",
         ),

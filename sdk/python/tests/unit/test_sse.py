@@ -5,7 +5,7 @@ import pytest
 from carrel._errors import ProtocolError
 from carrel._sse import MAX_MESSAGE, Message, Parser
 
-STREAM = "\ufeff: hello\nevent: stdout\nid: a/b/1\ndata: {\"data\": \"grüße 🦀\"}\n\ndata: one\ndata:two\ndata\n\n:keep\n\nevent: nothing\n\nevent:end\ndata: {}\n\n"
+STREAM = '\ufeff: hello\nevent: stdout\nid: a/b/1\ndata: {"data": "grüße 🦀"}\n\ndata: one\ndata:two\ndata\n\n:keep\n\nevent: nothing\n\nevent:end\ndata: {}\n\n'
 WANTED = [
     Message("stdout", '{"data": "grüße 🦀"}', "a/b/1"),
     Message("message", "one\ntwo\n", None),

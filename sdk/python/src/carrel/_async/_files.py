@@ -196,6 +196,7 @@ class AsyncFiles:
         """Contents into a file. A broken connection goes on where it broke while the contents are the same, else from the start."""
         patience = Patience(self._http.resume_for)
         etag: Optional[str] = None
+        furthest = 0
         while True:
             taken = file.tell()
             if etag is not None and taken:
@@ -208,9 +209,12 @@ class AsyncFiles:
                         await blocking(file.seek, 0)
                         await blocking(file.truncate)
                     etag = response.headers.get("etag")
-                    async for piece in response.aiter_bytes(PIECE):
+                    async for piece in response.aiter_bytes():
                         await blocking(file.write, piece)
-                        patience.progress()
+                        # What has to start again each time and never gets further is no progress.
+                        if file.tell() > furthest:
+                            furthest = file.tell()
+                            patience.progress()
                 return
             except httpx.TransportError as error:
                 await sleep(patience.pause(error))

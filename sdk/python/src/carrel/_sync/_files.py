@@ -197,6 +197,7 @@ class Files:
         """Contents into a file. A broken connection goes on where it broke while the contents are the same, else from the start."""
         patience = Patience(self._http.resume_for)
         etag: Optional[str] = None
+        furthest = 0
         while True:
             taken = file.tell()
             if etag is not None and taken:
@@ -209,9 +210,12 @@ class Files:
                         blocking(file.seek, 0)
                         blocking(file.truncate)
                     etag = response.headers.get("etag")
-                    for piece in response.iter_bytes(PIECE):
+                    for piece in response.iter_bytes():
                         blocking(file.write, piece)
-                        patience.progress()
+                        # What has to start again each time and never gets further is no progress.
+                        if file.tell() > furthest:
+                            furthest = file.tell()
+                            patience.progress()
                 return
             except httpx.TransportError as error:
                 sleep(patience.pause(error))
