@@ -61,7 +61,9 @@ class Daemon:
         up.wait(START)
         if len(found) < wanted:
             self._process.kill()
+            self._process.wait()
             self._reader.join()
+            self._directory.cleanup()
             raise AssertionError("the daemon did not start:\n" + "".join(self.said))
         self.url = next((address for address in found if address.startswith("http://")), "")
 
