@@ -17,9 +17,13 @@ from ._output import from_bytes
 from ._result import Json
 
 # A call takes an hour at the most; the daemon ends it then by itself.
-LONGEST_CALL = 3600.0
+LONGEST_CALL = 3600
+# Fewer requests for long lists.
+LARGEST_PAGE = 500
 # What the reply of a call may take beyond its own time: queue, waking, the grace of a timeout, the way.
 MARGIN = 60.0
+
+KEY = "Idempotency-Key"
 
 Params = Sequence[Tuple[str, Union[str, int, float, bool, None]]]
 
@@ -65,18 +69,32 @@ def segment(value: Union[str, int]) -> str:
 
 
 def present(**fields: Any) -> Json:
-    """Fields that were given."""
-    return {name: value for name, value in fields.items() if value is not None}
+    """Fields that were given. Whole numbers go as such: some of the daemon's seconds have no fractions."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 def get(path: str, params: Params = ()) -> Request:
     return Request("GET", path, params, repeatable=True)
 
 
-def create(path: str, body: Json, read_timeout: Optional[float] = None) -> Request:
+def create(path: str, body: Json, key: Optional[str] = None) -> Request:
     """Makes something. The key lets it be sent again when a connection breaks: it is made once."""
-    key = {"Idempotency-Key": uuid.uuid4().hex}
-    return Request("POST", path, json=body, headers=key, repeatable=True, read_timeout=read_timeout)
+    return Request("POST", path, json=body, headers={KEY: key or uuid.uuid4().hex}, repeatable=True)
+
+
+def open_sandbox(body: Json) -> Request:
+    """Finds or makes one. What has a name is found the second time; only what is always new needs a key for that."""
+    named = any(name in body for name in ("name", "key")) or (
+        any(name in body for name in ("workflow_run", "agent_run")) and body.get("session") != "isolated"
+    )
+    # A spec may say anything of that kind, too.
+    return (
+        post("/v1/sandboxes", body, repeatable=True) if named and "spec" not in body else create("/v1/sandboxes", body)
+    )
 
 
 def post(path: str, body: Optional[Json] = None, params: Params = (), repeatable: bool = False) -> Request:
@@ -125,12 +143,13 @@ def sandbox_body(
     )
 
 
-def run(path: str, body: Json, stream: bool) -> Request:
-    """A run: streamed, or with one reply. Only the latter may be sent twice, by its key."""
-    if stream:
-        headers = {"Accept": "text/event-stream"}
-        return Request("POST", path, json={**body, "stream": True}, headers=headers)
-    return create(path, body, read_timeout=(body.get("timeout_seconds") or LONGEST_CALL) + MARGIN)
+def run_streamed(path: str, body: Json) -> Request:
+    return post(path, {**body, "stream": True}).with_headers(Accept="text/event-stream")
+
+
+def run_once(path: str, body: Json, key: str) -> Request:
+    """A run with one reply, which may be asked for again."""
+    return replace(create(path, body, key), read_timeout=(body.get("timeout_seconds") or LONGEST_CALL) + MARGIN)
 
 
 def run_body(
@@ -204,7 +223,7 @@ def list_sandboxes(
     return get("/v1/sandboxes", params)
 
 
-def page(request: Request, after: Optional[str], limit: int = 1000) -> Request:
+def page(request: Request, after: Optional[str], limit: int = LARGEST_PAGE) -> Request:
     return replace(request, params=[*request.params, ("limit", limit), ("after", after)])
 
 

@@ -89,7 +89,9 @@ def test_runs_happen_once(daemon: Daemon, token: str) -> None:
         with BreakingProxy(daemon.url, 9, 1, 1500) as proxy, carrel.Carrel(proxy.url, token, retries=30) as client:
             through = carrel.Sandbox(client._http, sandbox.info)
             for wanted in range(1, 9):
-                assert through.run("n += 1; n", env="python").text == str(wanted)
+                assert through.run("n += 1; n", env="python", idempotency_key=f"{sandbox.id}-{wanted}").text == str(
+                    wanted
+                )
             assert proxy.cuts > 2
 
 

@@ -37,8 +37,11 @@ def once_broken(value: object) -> Daemon:
 
 REPEATED: List[Callable[[Daemon], object]] = [
     lambda daemon: client_of(daemon).sandbox("x"),
-    lambda daemon: client_of(daemon).run("1"),
-    lambda daemon: sandbox_of(daemon).run("1"),
+    lambda daemon: client_of(daemon).sandbox(),
+    lambda daemon: client_of(daemon).sandbox(workflow_run="r"),
+    lambda daemon: client_of(daemon).sandbox(workflow_run="r", session="isolated"),
+    lambda daemon: client_of(daemon).run("1", idempotency_key="k"),
+    lambda daemon: sandbox_of(daemon).run("1", idempotency_key="k"),
     lambda daemon: sandbox_of(daemon).exec(["true"]),
     lambda daemon: sandbox_of(daemon).session("s"),
     lambda daemon: sandbox_of(daemon).update(labels={}),
@@ -61,8 +64,11 @@ def test_what_may_be_repeated_is(call: Callable[[Daemon], object]) -> None:
     assert first.url == second.url
     key = first.headers.get("idempotency-key")
     assert key == second.headers.get("idempotency-key")
-    if first.method == "POST" and not first.url.path.endswith(("/mkdir", "/cancel")):
-        assert key
+    made = first.url.path.endswith(("/execs", "/run")) or first.content in (
+        b"{}",
+        b'{"workflow_run":"r","session":"isolated"}',
+    )
+    assert bool(key) == made
 
 
 ONCE: List[Callable[[Daemon], object]] = [
@@ -100,6 +106,35 @@ def test_retries_end() -> None:
     assert len(daemon.asked) == 5
 
 
+def test_a_first_request_that_is_still_under_way_is_waited_for() -> None:
+    def answer(request: httpx.Request, number: int) -> Answer:
+        busy = {"code": "conflict", "detail": "this very request is still under way"}
+        between: List[Answer] = [httpx.ReadError("cut"), httpx.Response(409, json=busy), httpx.Response(409, json=busy)]
+        return between[number - 1] if number <= 3 else httpx.Response(201, json=SANDBOX)
+
+    daemon = Daemon(answer)
+    assert client_of(daemon).sandbox().id == "sbx_1"
+    assert len({request.headers["idempotency-key"] for request in daemon.asked}) == 1
+
+
+def test_a_conflict_of_its_own_is_raised() -> None:
+    daemon = Daemon(lambda request, number: problem(409, "conflict"))
+    with pytest.raises(carrel.Conflict):
+        client_of(daemon).sandbox()
+    assert len(daemon.asked) == 1
+
+
+def test_a_key_and_callbacks_exclude_each_other() -> None:
+    with pytest.raises(carrel.InvalidArgument):
+        client_of(once_broken({})).run("1", idempotency_key="k", on_stdout=print)
+
+
+def test_whole_seconds_are_whole() -> None:
+    daemon = Daemon(lambda request, number: httpx.Response(201, json=SANDBOX))
+    client_of(daemon).sandbox(idle_timeout=900.0)
+    assert daemon.asked[0].content == b'{"idle_timeout_seconds":900}'
+
+
 def test_silence_is_a_timeout_and_not_tried_again() -> None:
     daemon = Daemon(lambda request, number: httpx.ReadTimeout("silence"))
     with pytest.raises(carrel.Timeout):
@@ -130,8 +165,9 @@ def test_only_what_was_given_is_sent() -> None:
         {"spec": {"mode": "code"}},
         {},
     ]
-    keys = {request.headers["idempotency-key"] for request in daemon.asked}
-    assert len(keys) == 5
+    keys = [request.headers.get("idempotency-key") for request in daemon.asked]
+    assert keys[:2] == [None, None]
+    assert len(set(keys[2:])) == 3
     assert daemon.asked[0].headers["authorization"] == "Bearer tok"
 
 

@@ -12,6 +12,7 @@ from .._build import (
     delete,
     get,
     list_sandboxes,
+    open_sandbox,
     present,
     run_body,
     sandbox_body,
@@ -98,7 +99,7 @@ class AsyncCarrel:
             max_lifetime=max_lifetime,
             spec=spec,
         )
-        value = await self._http.json(create("/v1/sandboxes", body))
+        value = await self._http.json(open_sandbox(body))
         return AsyncSandbox(self._http, SandboxInfo.parse(value), self._own_http)
 
     async def run(
@@ -120,6 +121,7 @@ class AsyncCarrel:
         on_result: Optional[Callback[Display]] = None,
         max_output: Optional[int] = None,
         cancel_on_disconnect: bool = False,
+        idempotency_key: Optional[str] = None,
     ) -> Result:
         """Runs code in the `sandbox` of that name or key; without one in a fresh sandbox that is gone afterwards."""
         body = run_body(
@@ -141,7 +143,7 @@ class AsyncCarrel:
                 max_lifetime_seconds=max_lifetime,
             )
         )
-        return await run_code(self._http, "/v1/run", body, on_stdout, on_stderr, on_result)
+        return await run_code(self._http, "/v1/run", body, on_stdout, on_stderr, on_result, idempotency_key)
 
     async def environments(self) -> List[Environment]:
         return [Environment.parse(one) for one in await self._http.pages(get("/v1/environments"))]

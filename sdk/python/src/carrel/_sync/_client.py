@@ -13,6 +13,7 @@ from .._build import (
     delete,
     get,
     list_sandboxes,
+    open_sandbox,
     present,
     run_body,
     sandbox_body,
@@ -99,7 +100,7 @@ class Carrel:
             max_lifetime=max_lifetime,
             spec=spec,
         )
-        value = self._http.json(create("/v1/sandboxes", body))
+        value = self._http.json(open_sandbox(body))
         return Sandbox(self._http, SandboxInfo.parse(value), self._own_http)
 
     def run(
@@ -121,6 +122,7 @@ class Carrel:
         on_result: Optional[Callback[Display]] = None,
         max_output: Optional[int] = None,
         cancel_on_disconnect: bool = False,
+        idempotency_key: Optional[str] = None,
     ) -> Result:
         """Runs code in the `sandbox` of that name or key; without one in a fresh sandbox that is gone afterwards."""
         body = run_body(
@@ -142,7 +144,7 @@ class Carrel:
                 max_lifetime_seconds=max_lifetime,
             )
         )
-        return run_code(self._http, "/v1/run", body, on_stdout, on_stderr, on_result)
+        return run_code(self._http, "/v1/run", body, on_stdout, on_stderr, on_result, idempotency_key)
 
     def environments(self) -> List[Environment]:
         return [Environment.parse(one) for one in self._http.pages(get("/v1/environments"))]

@@ -9,7 +9,7 @@ from typing import Any, Generator, Iterator, Callable, Dict, List, Optional
 import httpx
 
 from .. import _errors as errors
-from .._build import Request, page
+from .._build import KEY, Request, page
 from .._config import Place, keep_alive
 from .._result import Json
 from .._sse import Message, Parser
@@ -66,15 +66,24 @@ class Http:
         while True:
             try:
                 response = self._client.request(**self._arguments(request, body))
-                break
             except httpx.TransportError as error:
                 attempt += 1
                 if not self._again(request, error, attempt, patient):
                     raise self._failure(error) from error
                 sleep(patience.pause(error) if patient else RETRY_PAUSE * 2 ** (attempt - 1))
-        if response.status_code >= 400:
-            raise errors.from_response(response.status_code, response.headers, response.content)
-        return response
+                continue
+            if response.status_code < 400:
+                return response
+            refusal = errors.from_response(response.status_code, response.headers, response.content)
+            # The first one, whose answer was lost, is still being done; this one will be given its answer.
+            if not (
+                attempt
+                and KEY in request.headers
+                and type(refusal) is errors.Conflict
+                and "under way" in refusal.message
+            ):
+                raise refusal
+            sleep(patience.pause(refusal, refusal.retry_after))
 
     def json(self, request: Request, patient: bool = False) -> Json:
         response = self.reply(request, patient=patient)
@@ -121,14 +130,20 @@ class Http:
                     connected = True
                     parser = Parser()
                     for piece in response.iter_bytes():
+                        # Read on by one piece after the end: mostly that is the end of the answer, and the connection can be
+                        # used again.
+                        if followed.ended:
+                            return
                         for message in parser.feed(piece):
                             if followed.take(message):
                                 patience.progress()
                                 yield message
-                            if followed.ended:
-                                return
+                if followed.ended:
+                    return
                 clean, broke = True, errors.ConnectionLost("the daemon ended the stream before its end")
             except httpx.TransportError as error:
+                if followed.ended:
+                    return
                 broke = error
                 if not connected and isinstance(error, _NOT_SENT):
                     attempt += 1

@@ -74,7 +74,7 @@ class Ports:
 
     def share(self, port: int, expires: float = 3600.0) -> Share:
         """A link that reaches this port and nothing else, for so many seconds or until the sandbox is closed."""
-        body = {"expires_seconds": expires}
+        body = present(expires_seconds=expires)
         value = self._http.json(create(f"{self._path}/{_number(port)}/share", body))
         place = self._http.place
         url = value.get("url") or (None if place.socket is not None else place.base_url + str(value["path"]))

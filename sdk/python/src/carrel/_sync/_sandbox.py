@@ -7,8 +7,21 @@ import posixpath
 from types import TracebackType
 from typing import List, Mapping, Optional, Sequence, Tuple, Type, Union
 
-from .._build import create, delete, exec_body, get, patch, post, present, run, run_body, sandbox_path, update_body
-from .._errors import CarrelError, SandboxNotFound, SessionExists, SessionNotFound
+from .._build import (
+    create,
+    delete,
+    exec_body,
+    get,
+    patch,
+    post,
+    present,
+    run_body,
+    run_once,
+    run_streamed,
+    sandbox_path,
+    update_body,
+)
+from .._errors import CarrelError, InvalidArgument, SandboxNotFound, SessionExists, SessionNotFound
 from .._models import Limits, Metrics, SandboxInfo, SessionInfo
 from .._output import DEFAULT_MAX_OUTPUT
 from .._result import Display, ExecInfo, Json, Result
@@ -27,12 +40,15 @@ def run_code(
     on_stdout: Optional[Callback[str]],
     on_stderr: Optional[Callback[str]],
     on_result: Optional[Callback[Display]],
+    idempotency_key: Optional[str],
 ) -> Result:
-    """Streamed where somebody listens; else one reply, which can be asked for again when a connection breaks."""
-    if on_stdout is None and on_stderr is None and on_result is None:
-        return Result.parse(http.json(run(path, body, stream=False)))
+    """Streamed even if nobody listens: then a broken connection is taken up. With a key it is one reply, asked for again."""
+    if idempotency_key is not None:
+        if on_stdout is not None or on_stderr is not None or on_result is not None:
+            raise InvalidArgument("a run with an idempotency key is not streamed, so it has no callbacks")
+        return Result.parse(http.json(run_once(path, body, idempotency_key)))
     most = body.get("max_output", DEFAULT_MAX_OUTPUT)
-    return collect(http, FollowExec(run(path, body, stream=True)), most, on_stdout, on_stderr, on_result)
+    return collect(http, FollowExec(run_streamed(path, body)), most, on_stdout, on_stderr, on_result)
 
 
 class Sandbox:
@@ -75,10 +91,12 @@ class Sandbox:
         on_result: Optional[Callback[Display]] = None,
         max_output: Optional[int] = None,
         cancel_on_disconnect: bool = False,
+        idempotency_key: Optional[str] = None,
     ) -> Result:
         """Runs code in an interpreter whose state stays. What the code does wrong is in the result, not an exception.
 
-        `env`: `python`, `bash`, `node`, …; without it the sandbox's own.
+        `env`: `python`, `bash`, `node`, …; without it the sandbox's own. `idempotency_key`: run once for this key, whatever
+        becomes of connections; the answer is kept for a day, and there are no callbacks.
         """
         body = run_body(
             code,
@@ -88,7 +106,7 @@ class Sandbox:
             max_output=max_output,
             cancel_on_disconnect=cancel_on_disconnect,
         )
-        return run_code(self._http, self._path + "/run", body, on_stdout, on_stderr, on_result)
+        return run_code(self._http, self._path + "/run", body, on_stdout, on_stderr, on_result, idempotency_key)
 
     def exec(
         self,
@@ -120,7 +138,8 @@ class Sandbox:
         """Opens a session, or finds the one of that name: `env` is set there too, another `cwd` is a conflict."""
         body = present(name=name, cwd=cwd, env=None if env is None else dict(env))
         try:
-            value = self._http.json(create(self._path + "/sessions", body))
+            # One that was made by a first, lost, request is found below.
+            value = self._http.json(post(self._path + "/sessions", body, repeatable=True))
         except SessionExists:
             session = Session(self, SessionInfo.parse(self._http.json(get(self._session_path(name)))))
             if cwd is not None and _workspace(cwd) != _workspace(session.info.cwd or ""):
@@ -213,6 +232,7 @@ class Session:
         on_result: Optional[Callback[Display]] = None,
         max_output: Optional[int] = None,
         cancel_on_disconnect: bool = False,
+        idempotency_key: Optional[str] = None,
     ) -> Result:
         """As [Sandbox.run], here."""
         return self.sandbox.run(
@@ -225,6 +245,7 @@ class Session:
             on_result=on_result,
             max_output=max_output,
             cancel_on_disconnect=cancel_on_disconnect,
+            idempotency_key=idempotency_key,
         )
 
     def exec(
