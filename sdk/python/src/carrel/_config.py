@@ -39,9 +39,13 @@ def default_socket(environ: Mapping[str, str]) -> str:
     if environ.get("CARREL_SOCKET"):
         return environ["CARREL_SOCKET"]
     # Root's daemon is the system's, whatever session root happens to be in.
-    if getattr(os, "geteuid", lambda: 1)() == 0 or not environ.get("XDG_RUNTIME_DIR"):
+    if getattr(os, "geteuid", lambda: 1)() == 0:
         return "/run/carrel/carrel.sock"
-    return os.path.join(environ["XDG_RUNTIME_DIR"], "carrel", "carrel.sock")
+    if environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(environ["XDG_RUNTIME_DIR"], "carrel", "carrel.sock")
+    # Without a runtime directory it is beside the daemon's state.
+    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
+    return os.path.join(environ.get("CARREL_STATE") or os.path.join(home, "carrel"), "carrel.sock")
 
 
 def find(

@@ -26,6 +26,9 @@ def test_the_usual_place(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
     usual = "/run/carrel/carrel.sock" if root else "/run/user/1000/carrel/carrel.sock"
     assert find(environ=environ).socket == usual
     assert find(environ={**environ, "CARREL_SOCKET": "/s"}).socket == "/s"
+    if not root:
+        assert find(environ={"HOME": "/home/me"}).socket == "/home/me/.local/state/carrel/carrel.sock"
+        assert find(environ={"HOME": "/home/me", "CARREL_STATE": "/s"}).socket == "/s/carrel.sock"
 
 
 def test_addresses() -> None:
