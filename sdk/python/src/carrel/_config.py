@@ -45,7 +45,7 @@ def default_socket(environ: Mapping[str, str]) -> str:
         return os.path.join(environ["XDG_RUNTIME_DIR"], "carrel", "carrel.sock")
     # Without a runtime directory it is beside the daemon's state.
     home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
-    return os.path.join(environ.get("CARREL_STATE") or os.path.join(home, "carrel"), "carrel.sock")
+    return os.path.join(environ.get("CARREL_STATE") or os.path.join(home, "carrel"), "run", "carrel.sock")
 
 
 def find(

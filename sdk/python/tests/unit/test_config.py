@@ -27,8 +27,8 @@ def test_the_usual_place(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
     assert find(environ=environ).socket == usual
     assert find(environ={**environ, "CARREL_SOCKET": "/s"}).socket == "/s"
     if not root:
-        assert find(environ={"HOME": "/home/me"}).socket == "/home/me/.local/state/carrel/carrel.sock"
-        assert find(environ={"HOME": "/home/me", "CARREL_STATE": "/s"}).socket == "/s/carrel.sock"
+        assert find(environ={"HOME": "/home/me"}).socket == "/home/me/.local/state/carrel/run/carrel.sock"
+        assert find(environ={"HOME": "/home/me", "CARREL_STATE": "/s"}).socket == "/s/run/carrel.sock"
 
 
 def test_addresses() -> None:

@@ -42,11 +42,13 @@ class AsyncHttp:
         self._timeout = timeout
         self._retries = retries
         self.resume_for = resume_for
+        # Certificates take longer to load than a call; without TLS there is nothing to check with them.
+        verify = place.base_url.startswith("https:")
         if transport is None and place.socket is not None:
-            transport = httpx.AsyncHTTPTransport(uds=place.socket, limits=_LIMITS)
+            transport = httpx.AsyncHTTPTransport(uds=place.socket, limits=_LIMITS, verify=verify)
         elif transport is None and place.loopback:
             # Made by hand, it takes no proxy from the environment: none would reach this host's own loopback.
-            transport = httpx.AsyncHTTPTransport(limits=_LIMITS, socket_options=keep_alive())
+            transport = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify, socket_options=keep_alive())
         # Nothing is compressed: bytes are counted and taken up in the middle.
         headers = {"User-Agent": f"carrel-python/{__version__}", "Accept-Encoding": "identity"}
         if place.token:
