@@ -6,3 +6,6 @@
 
 pub mod kept;
 pub mod mcp;
+pub mod reply;
+pub mod rest;
+pub mod telemetry;
