@@ -6,7 +6,7 @@
  */
 
 import { CarrelError, ConnectionError, ProtocolError, UnavailableError, fromResponse } from "./errors.js";
-import { openTransport, variable, type Body, type Endpoint, type Transport } from "./transport.js";
+import { openTransport, variable, type Body, type Endpoint, type Transport, type TransportRequest } from "./transport.js";
 import { fromWire, toWire } from "./wire.js";
 
 /** Tries of a call that may be made again; with the pauses between them, under two seconds. */
@@ -87,7 +87,7 @@ export class Http {
   /** One attempt, whatever the status: for the pages of a sandbox's own servers. */
   async pass(method: string, path: string, headers: Headers, body: Body | undefined, signal?: AbortSignal): Promise<Response> {
     this.#authorize(headers);
-    return await this.#once({ method, path, headers, body, signal });
+    return await this.#once({ method, path, headers, body, signal, once: method !== "GET" && method !== "HEAD" });
   }
 
   async #attempts<T>(method: string, path: string, call: Call, read: (response: Response) => Promise<T>): Promise<T> {
@@ -107,7 +107,7 @@ export class Http {
     for (let attempt = 1; ; attempt++) {
       let failure: CarrelError;
       try {
-        const response = await this.#once({ method, path: path + queryText(call.query), headers, body, signal: call.signal });
+        const response = await this.#once({ method, path: path + queryText(call.query), headers, body, signal: call.signal, once: !again });
         if (response.status < 400) return await read(response);
         failure = await fromResponse(response);
         // A daemon that shuts down has not begun; the next one will.
@@ -126,7 +126,7 @@ export class Http {
     if (this.token !== undefined) headers.set("authorization", `Bearer ${this.token}`);
   }
 
-  async #once(request: { method: string; path: string; headers: Headers; body?: Body | undefined; signal?: AbortSignal | undefined }): Promise<Response> {
+  async #once(request: TransportRequest): Promise<Response> {
     const transport = await this.transport();
     try {
       return await transport.request(request);

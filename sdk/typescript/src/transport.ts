@@ -15,6 +15,8 @@ export interface TransportRequest {
   headers: Headers;
   body?: Body | undefined;
   signal?: AbortSignal | undefined;
+  /** Must not arrive twice, whatever the platform thinks of broken connections. */
+  once?: boolean | undefined;
 }
 
 export interface Transport {
@@ -101,8 +103,11 @@ class FetchTransport implements Transport {
       // Bun's own limit of five minutes is no match for a run that may take an hour.
       timeout: false,
     };
-    if (request.body !== undefined) init.body = request.body;
-    if (request.body instanceof ReadableStream) init.duplex = "half";
+    let body = request.body;
+    // Deno sends a request again by itself when a connection it used before breaks; a stream it cannot.
+    if (request.once === true && request.method !== "GET" && "Deno" in globalThis) body = streamed(body);
+    if (body !== undefined) init.body = body;
+    if (body instanceof ReadableStream) init.duplex = "half";
     if (request.signal !== undefined) init.signal = request.signal;
     return await fetch(this.#base + request.path, init);
   }
@@ -110,4 +115,14 @@ class FetchTransport implements Transport {
   close(): void {
     // The platform owns its connections.
   }
+}
+
+function streamed(body: Body | undefined): ReadableStream<Uint8Array> {
+  if (body instanceof ReadableStream) return body;
+  return new ReadableStream<Uint8Array>({
+    start(controller) {
+      if (body !== undefined && body.length > 0) controller.enqueue(typeof body === "string" ? new TextEncoder().encode(body) : body);
+      controller.close();
+    },
+  });
 }

@@ -29,7 +29,8 @@ export class UnixTransport implements Transport {
       else if (body instanceof Uint8Array) headers["content-length"] = String(body.length);
       const call = httpRequest({
         socketPath: this.socketPath,
-        agent: this.#agent,
+        // Deno sends a request again by itself when a connection it used before breaks; a fresh one it does not.
+        agent: request.once === true && "Deno" in globalThis ? false : this.#agent,
         method: request.method,
         path: request.path,
         headers,
@@ -40,6 +41,8 @@ export class UnixTransport implements Transport {
         const error = reason instanceof Error ? reason : new DOMException("aborted", "AbortError");
         reply?.destroy(error);
         call.destroy(error);
+        // Not every platform tells of it by an event.
+        reject(reason);
       };
       const done = (): void => signal?.removeEventListener("abort", abort);
       signal?.addEventListener("abort", abort, { once: true });
