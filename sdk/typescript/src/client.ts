@@ -2,7 +2,7 @@
 
 import { UnavailableError, type CarrelError } from "./errors.js";
 import { followEvents } from "./follow.js";
-import { Http, Listing, type CallOptions, type ClientOptions } from "./http.js";
+import { Http, Listing, segment, type CallOptions, type ClientOptions } from "./http.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
 import { Sandbox } from "./sandbox.js";
@@ -126,7 +126,7 @@ export class Sandboxes {
 
   /** By its id `sbx_…`. */
   async get(id: string, options: CallOptions = {}): Promise<Sandbox> {
-    return new Sandbox(this.#http, await this.#http.json<SandboxInfo>("GET", `/v1/sandboxes/${encodeURIComponent(id)}`, options));
+    return new Sandbox(this.#http, await this.#http.json<SandboxInfo>("GET", `/v1/sandboxes/${segment(id)}`, options));
   }
 }
 
@@ -140,7 +140,7 @@ export class Scopes {
   /** Closes every sandbox `SCOPE:OWNER:*`, also those being made meanwhile; with a retention, that much later. */
   async close(scope: string, owner: string, options: CallOptions & { retentionSeconds?: number } = {}): Promise<ScopeClosed> {
     const { signal, ...query } = options;
-    const path = `/v1/scopes/${encodeURIComponent(scope)}/${encodeURIComponent(owner)}`;
+    const path = `/v1/scopes/${segment(scope)}/${segment(owner)}`;
     return await this.#http.json<ScopeClosed>("DELETE", path, { query, again: true, signal });
   }
 }
@@ -163,6 +163,6 @@ export class Tokens {
   }
 
   async revoke(id: string, options: CallOptions = {}): Promise<void> {
-    await this.#http.empty("DELETE", `/v1/tokens/${encodeURIComponent(id)}`, options);
+    await this.#http.empty("DELETE", `/v1/tokens/${segment(id)}`, options);
   }
 }

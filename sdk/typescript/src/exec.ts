@@ -4,7 +4,7 @@ import { attach, type Attachment, type AttachOptions } from "./attach.js";
 import { Collector, DEFAULT_MAX_OUTPUT, fromBytes, toBytes } from "./bytes.js";
 import { ProtocolError, TimeoutError } from "./errors.js";
 import { followExec, type Chunk, type ExecEvent, type FollowOptions } from "./follow.js";
-import type { CallOptions, Http } from "./http.js";
+import { segment, type CallOptions, type Http } from "./http.js";
 import { parseOutcome, Result, type Display, type Outcome } from "./result.js";
 import { isObject, type Json } from "./wire.js";
 
@@ -100,7 +100,7 @@ export class Exec implements ExecStream {
     readonly id: string,
   ) {
     this.#http = http;
-    this.#path = `/v1/sandboxes/${encodeURIComponent(sandbox)}/execs/${encodeURIComponent(id)}`;
+    this.#path = `/v1/sandboxes/${segment(sandbox)}/execs/${segment(id)}`;
     this.stdin = new Stdin(http, this.#path);
   }
 
@@ -233,7 +233,7 @@ export function startExec(http: Http, sandbox: string, argv: readonly string[], 
   const { signal, stdin, ...rest } = options;
   const start = async (): Promise<Exec> => {
     const input = typeof stdin === "boolean" || stdin === undefined ? stdin : fromBytes(stdin);
-    const reply = await http.raw("POST", `/v1/sandboxes/${encodeURIComponent(sandbox)}/execs`, {
+    const reply = await http.raw("POST", `/v1/sandboxes/${segment(sandbox)}/execs`, {
       json: { argv, ...rest, stdin: input, stream: true },
       creates: true,
       signal,

@@ -3,7 +3,7 @@
 import { decodeStrict, toName } from "./bytes.js";
 import { InvalidArgumentError, PlatformError, UnprocessableError } from "./errors.js";
 import { followEvents } from "./follow.js";
-import { Listing, lost, type CallOptions, type Http } from "./http.js";
+import { Listing, lost, segment, type CallOptions, type Http } from "./http.js";
 import type { Body } from "./transport.js";
 import type { Change, Entry, Found, Match, Replaced, Transferred, Written } from "./types.js";
 import { fromWire, type Json } from "./wire.js";
@@ -60,7 +60,7 @@ export class Files {
 
   constructor(http: Http, sandbox: string) {
     this.#http = http;
-    this.#path = `/v1/sandboxes/${encodeURIComponent(sandbox)}/files`;
+    this.#path = `/v1/sandboxes/${segment(sandbox)}/files`;
   }
 
   async read(path: string, options: ReadOptions = {}): Promise<Uint8Array<ArrayBuffer>> {

@@ -8,7 +8,7 @@
 
 import { toBytes, Utf8Pieces } from "./bytes.js";
 import { CarrelError, ConnectionError, ProtocolError, RateLimitError, ServerError, fromProblem } from "./errors.js";
-import { lost, pause, type Http, type Query } from "./http.js";
+import { lost, pause, segment, type Http, type Query } from "./http.js";
 import type { Display } from "./result.js";
 import { events, type ServerSentEvent } from "./sse.js";
 import { isObject, type Json } from "./wire.js";
@@ -101,7 +101,7 @@ export async function* followExec(
     try {
       if (response === undefined) {
         if (place === undefined) throw new ProtocolError("the stream ended before it began");
-        response = await http.open("GET", `/v1/sandboxes/${encodeURIComponent(place.sandbox)}/execs/${encodeURIComponent(place.exec)}/stream`, {
+        response = await http.open("GET", `/v1/sandboxes/${segment(place.sandbox)}/execs/${segment(place.exec)}/stream`, {
           query: lastId === undefined ? { since: options.since } : {},
           headers: { accept: "text/event-stream", "last-event-id": lastId },
           signal,

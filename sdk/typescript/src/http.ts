@@ -5,13 +5,14 @@
  * answers with its first answer. Every other call is made again only when it certainly never arrived.
  */
 
-import { CarrelError, ConnectionError, ProtocolError, UnavailableError, fromResponse } from "./errors.js";
+import { CarrelError, ConnectionError, InvalidArgumentError, ProtocolError, UnavailableError, fromResponse } from "./errors.js";
 import { openTransport, variable, type Body, type Endpoint, type Transport, type TransportRequest } from "./transport.js";
 import { fromWire, toWire } from "./wire.js";
 
 /** Tries of a call that may be made again; with the pauses between them, under two seconds. */
 const TRIES = 4;
 const FIRST_PAUSE_MS = 100;
+const LONGEST_PAUSE_MS = 1000;
 
 export interface ClientOptions extends Endpoint {
   /** Else CARREL_TOKEN. */
@@ -37,6 +38,8 @@ export interface Call extends CallOptions {
   creates?: boolean;
   /** May be made twice; GET and HEAD always may. */
   again?: boolean;
+  /** How long a thing that is made may take, for who asks again after a broken connection. */
+  takesMs?: number;
 }
 
 export class Http {
@@ -102,23 +105,36 @@ export class Http {
     }
     if (call.creates === true) headers.set("idempotency-key", crypto.randomUUID());
     this.#authorize(headers);
-    const again = call.again === true || call.creates === true || method === "GET" || method === "HEAD";
+    let again = call.again === true || call.creates === true || method === "GET" || method === "HEAD";
     const replayable = !(body instanceof ReadableStream);
-    for (let attempt = 1; ; attempt++) {
+    let broken: number | undefined;
+    for (let attempt = 1, wait = FIRST_PAUSE_MS; ; wait = Math.min(wait * 2, LONGEST_PAUSE_MS)) {
       let failure: CarrelError;
       try {
         const response = await this.#once({ method, path: path + queryText(call.query), headers, body, signal: call.signal, once: !again });
         if (response.status < 400) return await read(response);
         failure = await fromResponse(response);
+        const keyed = headers.has("idempotency-key");
+        if (keyed && broken === undefined && failure.code === "too_many") {
+          // The daemon keeps only so many keys. Without one the call works all the same; it just cannot be made again.
+          headers.delete("idempotency-key");
+          again = call.again === true;
+          continue;
+        }
+        // Asked again while the first request is still under way: its answer will be there.
+        const underWay = keyed && broken !== undefined && failure.code === "conflict";
         // A daemon that shuts down has not begun; the next one will.
-        if (!(failure instanceof UnavailableError && failure.code === "unavailable" && again)) throw failure;
+        const leaving = failure instanceof UnavailableError && failure.code === "unavailable" && again;
+        if (underWay && Date.now() < (broken ?? 0) + this.resumeMs + (call.takesMs ?? 0)) attempt--;
+        else if (!leaving) throw failure;
       } catch (error) {
         if (!(error instanceof ConnectionError)) throw error;
         failure = error;
         if (!again && !neverArrived(error)) throw error;
+        broken ??= Date.now();
       }
-      if (attempt >= TRIES || !replayable) throw failure;
-      await pause(FIRST_PAUSE_MS * 2 ** (attempt - 1), call.signal);
+      if (attempt++ >= TRIES || !replayable) throw failure;
+      await pause(wait, call.signal);
     }
   }
 
@@ -176,6 +192,13 @@ async function readJson(response: Response, signal: AbortSignal | undefined): Pr
   } catch (cause) {
     throw new ProtocolError(`the answer is not JSON: ${text.slice(0, 200)}`, { cause, status: response.status });
   }
+}
+
+/** One part of a path. Dots alone would be resolved away on the way, into another path. */
+export function segment(value: string | number): string {
+  const text = String(value);
+  if (text === "" || text === "." || text === "..") throw new InvalidArgumentError(`\`${text}\` names nothing`);
+  return encodeURIComponent(text);
 }
 
 export function queryText(query: Query | undefined): string {

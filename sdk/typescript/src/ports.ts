@@ -1,7 +1,7 @@
 /** What listens in a sandbox, reached through the daemon. */
 
 import { PlatformError, TimeoutError, fromResponse } from "./errors.js";
-import { pause, type CallOptions, type Http } from "./http.js";
+import { pause, segment, type CallOptions, type Http } from "./http.js";
 import type { Body } from "./transport.js";
 import type { Port, Share } from "./types.js";
 
@@ -19,7 +19,7 @@ export class Ports {
 
   constructor(http: Http, sandbox: string) {
     this.#http = http;
-    this.#path = `/v1/sandboxes/${encodeURIComponent(sandbox)}/ports`;
+    this.#path = `/v1/sandboxes/${segment(sandbox)}/ports`;
   }
 
   async list(options: CallOptions = {}): Promise<Port[]> {
@@ -73,13 +73,15 @@ export class Ports {
   async share(port: number, options: CallOptions & { expiresSeconds?: number } = {}): Promise<Share> {
     const { signal, ...json } = options;
     const share = await this.#http.json<{ path: string; url: string | null; expiresUnixMs: number }>(
-      "POST", `${this.#path}/${port}/share`, { json, creates: true, signal },
+      "POST", `${this.#path}/${segment(port)}/share`, { json, creates: true, signal },
     );
     const { origin } = await this.#http.transport();
     return { ...share, url: share.url ?? (origin === undefined ? undefined : origin + share.path) };
   }
 
   #target(port: number, path: string): string {
-    return `${this.#path}/${port}/${path.replace(/^\//, "")}`;
+    // Resolved here, so that no `..` of a path leads to another part of the API.
+    const inside = new URL(`http://sandbox/${path.replace(/^\//, "")}`);
+    return `${this.#path}/${segment(port)}${inside.pathname}${inside.search}`;
   }
 }

@@ -29,7 +29,7 @@ export async function run(http: Http, path: string, code: string, options: RunOp
   const listened = options.onStdout ?? options.onStderr ?? options.onResult ?? options.onStart;
   if (listened === undefined && (timeoutSeconds ?? 0) <= LONGEST_SILENT_SECONDS) {
     // A call that ends with its connection is not one to make again.
-    const reply = await http.raw("POST", path, { json, creates: cancelOnDisconnect !== true, signal });
+    const reply = await http.raw("POST", path, { json, creates: cancelOnDisconnect !== true, takesMs: (timeoutSeconds ?? LONGEST_SILENT_SECONDS) * 1000, signal });
     return new Result(reply as Json);
   }
   const response = await http.open("POST", path, { json: { ...json, stream: true }, headers: { accept: "text/event-stream" }, signal });

@@ -3,7 +3,7 @@
 import { SandboxNotFoundError, SessionExistsError } from "./errors.js";
 import { Exec, parseExec, startExec, type ExecInfo, type ExecOptions, type StartedExec } from "./exec.js";
 import { Files } from "./files.js";
-import { Listing, type CallOptions, type Http } from "./http.js";
+import { Listing, segment, type CallOptions, type Http } from "./http.js";
 import { Ports } from "./ports.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
@@ -24,7 +24,7 @@ export class Sandbox {
   ) {
     this.#http = http;
     this.id = info.id;
-    this.#path = `/v1/sandboxes/${encodeURIComponent(info.id)}`;
+    this.#path = `/v1/sandboxes/${segment(info.id)}`;
     this.files = new Files(http, info.id);
     this.ports = new Ports(http, info.id);
   }
@@ -77,7 +77,7 @@ export class Sandbox {
     } catch (error) {
       if (!(error instanceof SessionExistsError)) throw error;
     }
-    const path = `${this.#path}/sessions/${encodeURIComponent(name)}`;
+    const path = `${this.#path}/sessions/${segment(name)}`;
     const session = new Session(this.#http, this.id, await this.#http.json<SessionInfo>("GET", path, { signal }));
     if (env !== undefined && Object.keys(env).length > 0) await session.setEnv(env, { signal });
     return session;

@@ -1,7 +1,7 @@
 /** A line of work inside a sandbox: its own processes, working directory, environment variables and interpreters. */
 
 import { startExec, type ExecOptions, type StartedExec } from "./exec.js";
-import type { CallOptions, Http } from "./http.js";
+import { segment, type CallOptions, type Http } from "./http.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
 import type { SessionInfo } from "./types.js";
@@ -24,11 +24,11 @@ export class Session {
   ) {
     this.#http = http;
     this.name = info.name;
-    this.#path = `/v1/sandboxes/${encodeURIComponent(sandbox)}/sessions/${encodeURIComponent(info.name)}`;
+    this.#path = `/v1/sandboxes/${segment(sandbox)}/sessions/${segment(info.name)}`;
   }
 
   run(code: string, options: Omit<RunOptions, "session"> = {}): Promise<Result> {
-    return run(this.#http, `/v1/sandboxes/${encodeURIComponent(this.sandbox)}/run`, code, { ...options, session: this.name });
+    return run(this.#http, `/v1/sandboxes/${segment(this.sandbox)}/run`, code, { ...options, session: this.name });
   }
 
   exec(argv: readonly string[], options: Omit<ExecOptions, "session"> = {}): StartedExec {

@@ -16,8 +16,9 @@ function both(name, body) {
     test(`${name} (${door})`, async (t) => {
       const place = temporary();
       t.after(place.remove);
+      let sockets = 0;
       const start = async (handler, options) => {
-        const server = await startServer(handler, door === "unix" ? join(place.path, "s") : undefined);
+        const server = await startServer(handler, door === "unix" ? join(place.path, `s${sockets++}`) : undefined);
         t.after(server.stop);
         const carrel = new sdk.Carrel({ url: server.url, token: "secret", resumeSeconds: 5, ...options });
         t.after(() => carrel.close());
@@ -59,6 +60,39 @@ both("what may not be made twice is not", async (t, start) => {
   assert.equal(server.seen.at(-1).headers["idempotency-key"], undefined, "streams take no key");
   await assert.rejects(sandbox.files.write("a", "x"), sdk.ConnectionError);
   assert.ok(seen() > 4, "the whole file again is harmless");
+});
+
+both("who asks again while the first request is under way waits for its answer", async (t, start) => {
+  const { server, carrel } = await start((request, response, count) => {
+    if (count === 1) response.socket.destroy();
+    else if (count < 6) json(response, { code: "conflict", detail: "still under way" }, 409);
+    else json(response, { ...SANDBOX }, 201, { "idempotency-replayed": "true" });
+  });
+  assert.equal((await carrel.sandbox()).id, "sbx_1");
+  assert.equal(server.seen.length, 6);
+  const { carrel: other } = await start((request, response) => json(response, { code: "conflict", detail: "no" }, 409));
+  await assert.rejects(other.sandbox("a"), sdk.ConflictError);
+});
+
+both("a daemon that keeps no more keys is asked without one, and then only once", async (t, start) => {
+  const { server, carrel } = await start((request, response) => {
+    if (request.headers["idempotency-key"] !== undefined) json(response, { code: "too_many", detail: "keys" }, 429);
+    else if (request.url === "/v1/sandboxes") json(response, SANDBOX, 201);
+    else response.socket.destroy();
+  });
+  const sandbox = await carrel.sandbox("a");
+  await assert.rejects(sandbox.run("1"), sdk.ConnectionError);
+  assert.deepEqual(server.seen.map((one) => one.headers["idempotency-key"] !== undefined), [true, false, true, false]);
+});
+
+both("a path leads nowhere else", async (t, start) => {
+  const { server, carrel } = await start((request, response) => json(response, SANDBOX, request.method === "POST" ? 201 : 200));
+  const sandbox = await carrel.sandbox("a");
+  for (const id of ["", ".", ".."]) await assert.rejects(carrel.sandboxes.get(id), sdk.InvalidArgumentError);
+  await carrel.sandboxes.get("../../x");
+  await sandbox.ports.fetch(80, "/../../%2e%2e/../tokens?a=b");
+  await sandbox.ports.fetch(80, "//elsewhere/x");
+  assert.deepEqual(server.seen.slice(1).map((one) => one.url), ["/v1/sandboxes/..%2F..%2Fx", "/v1/sandboxes/sbx_1/ports/80/tokens?a=b", "/v1/sandboxes/sbx_1/ports/80//elsewhere/x"]);
 });
 
 both("errors carry what the daemon said", async (t, start) => {
