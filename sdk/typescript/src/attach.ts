@@ -65,6 +65,7 @@ export class Attachment implements AsyncIterable<Piece> {
   #outcome: Outcome | undefined;
   /** @internal */
   readonly opened: Promise<void>;
+  #refuse: (reason: unknown) => void = () => undefined;
 
   constructor(socket: WebSocket, signal: AbortSignal | undefined) {
     this.#socket = socket;
@@ -72,16 +73,16 @@ export class Attachment implements AsyncIterable<Piece> {
     const abort = (): void => this.#finish(signal?.reason);
     signal?.addEventListener("abort", abort, { once: true });
     this.opened = new Promise((resolve, reject) => {
+      this.#refuse = reject;
       socket.addEventListener("open", () => resolve());
-      socket.addEventListener("message", (event: MessageEvent) => this.#receive(event.data));
-      socket.addEventListener("error", (cause) => this.#finish(new ConnectionError("the WebSocket failed", { cause })));
-      socket.addEventListener("close", () => {
-        signal?.removeEventListener("abort", abort);
-        this.#finish(this.#outcome === undefined ? new ConnectionError("the WebSocket was closed before the end") : undefined);
-        reject(this.#over?.error ?? new ConnectionError("the WebSocket was closed"));
-      });
     });
     this.opened.catch(() => undefined);
+    socket.addEventListener("message", (event: MessageEvent) => this.#receive(event.data));
+    socket.addEventListener("error", (cause) => this.#finish(new ConnectionError("the WebSocket failed", { cause })));
+    socket.addEventListener("close", () => {
+      signal?.removeEventListener("abort", abort);
+      this.#finish(this.#outcome === undefined ? new ConnectionError("the WebSocket was closed before the end") : undefined);
+    });
   }
 
   /** How it ended; undefined while it runs. */
@@ -160,6 +161,8 @@ export class Attachment implements AsyncIterable<Piece> {
   #finish(error: unknown): void {
     if (this.#over === undefined) {
       this.#over = error === undefined ? {} : { error };
+      // Not left to the event `close`: it does not come where nothing was ever open.
+      this.#refuse(error ?? new ConnectionError("the WebSocket was closed"));
       this.#socket.close();
     }
     this.#wake?.();
