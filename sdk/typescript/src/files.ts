@@ -8,6 +8,9 @@ import type { Body } from "./transport.js";
 import type { Change, Entry, Found, Match, Replaced, Transferred, Written } from "./types.js";
 import { fromWire, type Json } from "./wire.js";
 
+/** Entries per question: the most that the daemon gives at once. */
+const PAGE = 1000;
+
 export type Content = string | Uint8Array | ArrayBuffer | Blob | ReadableStream<Uint8Array> | AsyncIterable<Uint8Array>;
 
 export interface ReadOptions extends CallOptions {
@@ -109,7 +112,7 @@ export class Files {
   list(path = ".", options: CallOptions & { depth?: number } = {}): Listing<Entry> {
     const { signal, depth } = options;
     return new Listing(async (after) => {
-      const page = (await this.#http.raw("GET", this.#path, { query: { path, depth, after }, signal })) as { items: Json[]; next: string | null };
+      const page = (await this.#http.raw("GET", this.#path, { query: { path, depth, limit: PAGE, after }, signal })) as { items: Json[]; next: string | null };
       return { items: page.items.map(parseEntry), next: page.next };
     });
   }
