@@ -5,6 +5,7 @@
 //! is missed. `--only` measures the cold start of one language and nothing else, for comparing two builds.
 
 mod figures;
+mod http;
 mod mcp;
 mod memory;
 mod sandbox;
@@ -29,6 +30,10 @@ const SHORT_ROUNDS: usize = 8;
 const WARM: usize = 50;
 /// Output pushed through to the caller, in bytes.
 const FLOOD: u64 = 256 << 20;
+/// Output of a command through HTTP: beyond what is kept of it, so that its pace is the client's.
+const HTTP_FLOOD: u64 = 100 << 20;
+/// Sandboxes that idle beside the one that is called, in the short form and in the long one.
+const IDLE_SANDBOXES: [usize; 2] = [100, 1000];
 /// How long an idle server is watched.
 const IDLE: Duration = Duration::from_secs(3);
 
@@ -149,6 +154,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     world.close(session).await?;
     if has(Language::Python) {
         rows.extend(measure_mcp(&world, rounds)?);
+        rows.extend(measure_http(&world, rounds)?);
         world.close_all().await?;
     }
     Ok(rows)
@@ -190,5 +196,43 @@ fn measure_mcp(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
         Row::ratio("MCP: warm python `run` over HTTP", &web, &floor, Target::AtMost(1.6)),
         Row::resident("MCP: idle server", memory::resident(idle.pid()), Target::AtMost(15.0)),
         Row::ticks("MCP: CPU of an idle server", busy, IDLE, Target::AtMost(0.0)),
+    ])
+}
+
+/// The same, through the daemon's HTTP door.
+fn measure_http(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
+    let daemon = http::Daemon::start(&mcp::program()?, world.state())?;
+    let (mut unix, mut tcp) = (daemon.unix()?, daemon.tcp()?);
+    let id = unix.sandbox("http-warm")?;
+    unix.run(&id)?;
+    let (mut floor, mut by_unix, mut by_tcp) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut alone, mut beside) = (Samples::default(), Samples::default());
+    for _ in 0..rounds {
+        for _ in 0..4 {
+            floor.add(spawn("/bin/true", &[]));
+        }
+        for _ in 0..WARM {
+            by_unix.add(unix.run(&id)?);
+            by_tcp.add(tcp.run(&id)?);
+        }
+    }
+    let flood = unix.flood(&id, HTTP_FLOOD)?;
+    for _ in 0..rounds * WARM {
+        alone.add(unix.run(&id)?);
+    }
+    let count = IDLE_SANDBOXES[usize::from(rounds == ROUNDS)];
+    for number in 0..count {
+        unix.sandbox(&format!("http-idle-{number}"))?;
+    }
+    for _ in 0..rounds * WARM {
+        beside.add(unix.run(&id)?);
+    }
+    Ok(vec![
+        Row::floor(&floor),
+        Row::ratio("HTTP: warm python `run`, unix socket", &by_unix, &floor, Target::AtMost(1.0)),
+        Row::ratio("HTTP: warm python `run`, TCP keep-alive", &by_tcp, &floor, Target::AtMost(1.2)),
+        Row::ratio(&format!("HTTP: warm with {count} idle against alone"), &beside, &alone, Target::AtMost(1.2)),
+        Row::resident(&format!("HTTP: daemon with {count} sandboxes"), memory::resident(daemon.pid()), Target::AtMost(40.0)),
+        Row::rate("HTTP: output of a command", HTTP_FLOOD, flood, Target::AtLeast(200.0)),
     ])
 }

@@ -220,6 +220,20 @@ __carrel_late() {
   return "${__carrel[status]}"
 }
 
+# Changes of the session's variables: `NAME=value` or `NAME`, ended by NULs. Between calls, so the options are ours and an
+# interrupt does nothing. No locals: one would stand in the way of a variable of its name. What is readonly stays.
+__carrel_env() {
+  \builtin mapfile -d '' -t __carrel_args <"$1"
+  for ((__carrel[n] = 0; __carrel[n] < ${#__carrel_args[@]}; __carrel[n]++)); do
+    case ${__carrel_args[__carrel[n]]} in
+      *=*) \builtin declare -gx "${__carrel_args[__carrel[n]]}" ;;
+      *) \builtin unset -v "${__carrel_args[__carrel[n]]}" ;;
+    esac
+  done
+  __carrel[n]=
+  return 0
+} 2>/dev/null
+
 # ---- names that user code gets in place of builtins, only where its text asks for it
 
 # `trap` keeps EXIT and INT for the driver and keeps the driver's own commands from the user's DEBUG, ERR and

@@ -14,7 +14,7 @@ const fs = require('fs');
 const { writeSync, openSync, closeSync, fstatSync, readFileSync, readdirSync } = fs;
 const { parse, stringify } = JSON;
 const { kill, pid, cwd, reallyExit, _tickCallback: drainMicrotasks } = process;
-const { apply } = Reflect;
+const { apply, ownKeys } = Reflect;
 const { wait } = Atomics;
 const later = setImmediate;
 const startPolling = setInterval;
@@ -157,15 +157,28 @@ function openSession() {
 
 function runNext(mayGuardLoop) {
   if (call !== null || queue.first === null) return;
-  const { id, code, after_interrupt: afterInterrupt } = queue.first.request;
+  const { id, code, env, after_interrupt: afterInterrupt } = queue.first.request;
   queue.first = queue.first.next;
   call = { id, code, guarded: false, interrupted: false, exit: null, over: false, sealed: false, poll: null, outcome: null };
   followWorkingDirectory();
   delete Object.prototype.toJSON; // it would garble the messages that node's inspector module writes
   process.exitCode = undefined;
+  if (env !== undefined) changeEnvironment(env);
   if (afterInterrupt) sigint.settle();
   sigint.take(); // a SIGINT from before the call is not meant for it
   run(call, code, mayGuardLoop);
+}
+
+// What the session's variables have become since the last request.
+function changeEnvironment(changes) {
+  const names = ownKeys(changes);
+  for (let at = 0; at < names.length; at++) {
+    const name = names[at];
+    try {
+      if (changes[name] === null) delete process.env[name];
+      else process.env[name] = changes[name];
+    } catch { /* user code has put something of its own there */ }
+  }
 }
 
 function run(mine, code, mayGuardLoop) {

@@ -24,7 +24,7 @@ from _io import open
 from _json import encode_basestring, make_scanner
 from _signal import SIGINT, signal
 from _thread import allocate_lock
-from posix import _exit, close, dup2, getpid, set_blocking, write
+from posix import _exit, close, dup2, environ, getpid, putenv, set_blocking, unsetenv, write
 from sys import getrecursionlimit, gettrace, setrecursionlimit, settrace
 
 SOURCE_LIMIT = 16 << 20  # code of earlier calls kept for tracebacks, in characters
@@ -357,7 +357,7 @@ def set_builtins():
 
 
 def variable(name):
-    return posix.environ.get(name, b"").decode("utf-8", "surrogateescape")
+    return environ.get(name, b"").decode("utf-8", "surrogateescape")
 
 
 def set_environment():
@@ -365,8 +365,8 @@ def set_environment():
     sys.path[:0] = ["", *filter(None, variable(b"PYTHONPATH").split(":"))]
     sys.dont_write_bytecode |= variable(b"PYTHONDONTWRITEBYTECODE") != ""
     sys.warnoptions += filter(None, variable(b"PYTHONWARNINGS").split(","))
-    if b"MPLBACKEND" not in posix.environ:
-        posix.environ[b"MPLBACKEND"] = b"agg"
+    if b"MPLBACKEND" not in environ:
+        environ[b"MPLBACKEND"] = b"agg"
         posix.putenv(b"MPLBACKEND", b"agg")
     folder = sys.executable.rpartition("/")[0]
     prefix = folder.rpartition("/")[0]
@@ -377,7 +377,7 @@ def set_environment():
         except OSError:
             pass
     sites = variable(b"CARREL_SITE")
-    if posix.environ.pop(b"CARREL_SITE", None) is not None:
+    if environ.pop(b"CARREL_SITE", None) is not None:
         posix.unsetenv(b"CARREL_SITE")
     for folder in filter(None, sites.split(":")):
         add_site(folder)
@@ -394,6 +394,18 @@ def add_site(folder):
         PENDING.append((folder, names))
         if not hasattr(sys, "stdlib_module_names"):  # before 3.10 nothing says what is python's own
             add_pending()
+
+
+def change_environment(changes):
+    """What the session's variables have become since the last request; os.environ shows posix's."""
+    for name, value in changes.items():
+        name = name.encode()
+        if value is None:
+            environ.pop(name, None)
+            unsetenv(name)
+        else:
+            environ[name] = value.encode()
+            putenv(name, value.encode())
 
 
 def add_pending():
@@ -437,6 +449,8 @@ def serve():
             request = scan(line.decode(), 0)[0]
         except (OSError, ValueError, StopIteration):
             _exit(LOST)
+        if "env" in request:
+            change_environment(request["env"])
         answer(request["id"], request["code"])
     import atexit
 

@@ -44,6 +44,10 @@ const SIGXFSZ: i32 = 25;
 /// bookkeeping of data on its way to the disk.
 const FULL: u64 = 1 << 20;
 
+pub(crate) fn unix_ms(time: SystemTime) -> u64 {
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) session: SessionName,
@@ -111,13 +115,12 @@ impl Exec {
     }
 
     pub(crate) fn info(&self, number: u64) -> ExecInfo {
-        let since = self.created.duration_since(UNIX_EPOCH).unwrap_or_default();
         ExecInfo {
             exec: ExecId::numbered(number),
             session: self.session.clone(),
             what: self.what.clone(),
             running: self.outcome().is_none(),
-            started_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+            started_unix_ms: unix_ms(self.created),
             outcome: self.outcome().cloned(),
         }
     }

@@ -1,6 +1,14 @@
 //! One caller on the agent's socket: frames in, frames out, and what it follows.
 
-use std::{io::ErrorKind, os::fd::AsFd, os::unix::net::UnixStream};
+use std::{
+    collections::VecDeque,
+    io::{ErrorKind, IoSlice},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
 
 use carrel_proto::{
     frame::{self, Decoder, Stream},
@@ -8,7 +16,11 @@ use carrel_proto::{
     message::Event,
     problem::{Code, Problem},
 };
-use rustix::io::{Errno, read, write};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::{Errno, read, write},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+};
 
 /// Above this much unsent output a follower has to wait: one pipe's worth is in flight, the rest stays kept.
 const HIGH_WATER: usize = 1 << 20;
@@ -38,6 +50,8 @@ pub(crate) struct Connection {
     pub(crate) followers: Vec<Follower>,
     /// Whether readiness to write is being watched.
     pub(crate) waiting: bool,
+    /// Descriptors to go with the byte at that place of `out`, in order.
+    files: VecDeque<(usize, OwnedFd)>,
     /// Not read from at present, because this process does not take its input.
     pub(crate) stalled: Option<u32>,
 }
@@ -52,6 +66,7 @@ impl Connection {
             greeted: false,
             followers: Vec::new(),
             waiting: false,
+            files: VecDeque::new(),
             stalled: None,
         }
     }
@@ -77,6 +92,19 @@ impl Connection {
         }
     }
 
+    /// An event with a descriptor beside it.
+    pub(crate) fn send_with(&mut self, tag: u32, event: &Event, file: OwnedFd) {
+        self.files.push_back((self.out.len(), file));
+        self.send(tag, event);
+    }
+
+    /// Whether the other end is closed, asked without reading.
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut look = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut look, Some(&now)).is_ok() && look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
     pub(crate) fn send_chunk(&mut self, tag: u32, stream: Stream, chunk: u64, offset: u64, bytes: &[u8]) {
         // Chunks are cut to fit a frame where they are read.
         let _ = frame::put_data(&mut self.out, tag, stream, chunk, offset, bytes);
@@ -93,7 +121,7 @@ impl Connection {
     /// Writes what the socket takes. `false`: the caller is gone.
     pub(crate) fn flush(&mut self) -> bool {
         while self.sent < self.out.len() {
-            match write(self.socket.as_fd(), &self.out[self.sent..]) {
+            match self.write_some() {
                 Ok(count) => self.sent += count,
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
@@ -106,9 +134,35 @@ impl Connection {
             self.out.shrink_to(HIGH_WATER / 8);
         } else if self.sent > HIGH_WATER {
             self.out.drain(..self.sent);
+            for (at, _) in &mut self.files {
+                *at -= self.sent;
+            }
             self.sent = 0;
         }
         true
+    }
+
+    /// Writes up to the next byte that has a descriptor beside it, or that byte and on with its descriptor.
+    fn write_some(&mut self) -> Result<usize, Errno> {
+        let Some((at, file)) = self.files.front() else {
+            return write(self.socket.as_fd(), &self.out[self.sent..]);
+        };
+        if self.sent < *at {
+            return write(self.socket.as_fd(), &self.out[self.sent..*at]);
+        }
+        let end = self.files.get(1).map_or(self.out.len(), |(next, _)| *next);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        beside.push(SendAncillaryMessage::ScmRights(&files));
+        let count = sendmsg(
+            &self.socket,
+            &[IoSlice::new(&self.out[self.sent..end])],
+            &mut beside,
+            SendFlags::empty(),
+        )?;
+        self.files.pop_front();
+        Ok(count)
     }
 }
 

@@ -44,7 +44,15 @@ impl Watch {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        used(&self.path) > self.limit
+        self.used() > self.limit
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        used(&self.path)
+    }
+
+    pub(crate) fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
     }
 }
 

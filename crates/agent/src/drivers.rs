@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, ffi::OsString, fs, io, path::Path};
 use carrel_proto::guest::{Interpreter, Language};
 use serde_json::json;
 
+use crate::variables::{self, Changes};
+
 const PYTHON: &str = include_str!("../drivers/python.py");
 const NODE: &str = include_str!("../drivers/node.js");
 const BASH: &str = include_str!("../drivers/bash.sh");
@@ -72,11 +74,15 @@ pub(crate) fn request(
     id: u64,
     code: &str,
     after_interrupt: bool,
+    changes: &Changes,
 ) -> io::Result<Vec<u8>> {
     if language != Language::Bash {
         let mut request = json!({ "id": id, "code": code });
         if after_interrupt && language == Language::Node {
             request["after_interrupt"] = true.into();
+        }
+        if let Some(changes) = variables::for_request(language, changes) {
+            request["env"] = changes;
         }
         let mut line = request.to_string();
         line.push('\n');
@@ -84,9 +90,16 @@ pub(crate) fn request(
     }
     let path = format!("{run}/code-{interpreter}");
     fs::write(&path, code)?;
+    let mut before = String::new();
+    if !changes.is_empty() {
+        let path = format!("{run}/env-{interpreter}");
+        fs::write(&path, variables::for_bash(changes))?;
+        // A line of its own, before the call begins: an interrupt does nothing there.
+        before = format!("__carrel_load;__carrel_env {path}\n");
+    }
     // The empty line wakes a shell that is about to be renewed.
     Ok(format!(
-        "\n__carrel_begin {id} {path} \"$@\";\\. \"$__carrel\";{{ __carrel_done;}} 2>&-;__carrel_end\n"
+        "\n{before}__carrel_begin {id} {path} \"$@\";\\. \"$__carrel\";{{ __carrel_done;}} 2>&-;__carrel_end\n"
     )
     .into_bytes())
 }

@@ -10,6 +10,8 @@ use carrel_proto::{guest::Language, outcome::Exception};
 use rustix::io::{Errno, read, write};
 use serde::Deserialize;
 
+use crate::variables::Changes;
+
 /// How long an interpreter may take to say that it is ready.
 const START: Duration = Duration::from_secs(30);
 /// How long a process may live without its end of the control pipe: an ordinary end is over by then.
@@ -35,6 +37,8 @@ pub(crate) struct Interpreter {
     /// An interrupt was sent since the last request: the next one says so, see docs/drivers.md.
     pub(crate) interrupted: bool,
     pub(crate) current: Option<u64>,
+    /// Changes of the session's variables that go with its next request.
+    pub(crate) untold: Changes,
     pub(crate) requests: OwnedFd,
     pub(crate) unsent: Vec<u8>,
     pub(crate) replies: OwnedFd,
@@ -124,6 +128,7 @@ impl Interpreter {
             renewing: false,
             interrupted: false,
             current: None,
+            untold: Changes::new(),
             requests,
             unsent: greeting,
             replies,

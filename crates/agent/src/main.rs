@@ -15,10 +15,12 @@ mod connection;
 mod disk;
 mod drivers;
 mod execs;
+mod input;
 mod interpreter;
 mod meters;
 mod output;
 mod poll;
+mod ports;
 mod process;
 mod requests;
 mod runner;
@@ -27,6 +29,8 @@ mod serve;
 mod session;
 mod spool;
 mod streams;
+mod usage;
+mod variables;
 
 use std::{env, process::ExitCode};
 

@@ -1,6 +1,6 @@
 //! What the box has used, from its cgroup's files where there are any.
 
-use std::{fs::File, os::unix::fs::FileExt};
+use std::{cell::Cell, fs::File, os::unix::fs::FileExt};
 
 use carrel_jail::sys;
 use carrel_proto::guest;
@@ -19,6 +19,10 @@ pub(crate) struct Meters {
     memory_peak: Option<File>,
     cpu: Option<File>,
     pids: Option<File>,
+    memory: Option<File>,
+    processes: Option<File>,
+    /// The highest peak that was seen before a reset.
+    highest: Cell<u64>,
 }
 
 impl Meters {
@@ -29,6 +33,9 @@ impl Meters {
             memory_peak: open(given.memory_peak),
             cpu: open(given.cpu),
             pids: open(given.pids),
+            memory: open(given.memory),
+            processes: open(given.processes),
+            highest: Cell::new(0),
         }
     }
 
@@ -47,12 +54,28 @@ impl Meters {
 
     /// Highest memory since the last reset.
     pub(crate) fn peak(&self) -> Option<u64> {
-        self.memory_peak.as_ref().and_then(|file| text(file)?.trim().parse().ok())
+        number(self.memory_peak.as_ref()?)
+    }
+
+    /// Highest memory of the box so far.
+    pub(crate) fn highest(&self) -> Option<u64> {
+        self.peak().map(|peak| peak.max(self.highest.get()))
+    }
+
+    /// Memory of the whole box now.
+    pub(crate) fn memory(&self) -> Option<u64> {
+        number(self.memory.as_ref()?)
+    }
+
+    /// Processes of the whole box now.
+    pub(crate) fn processes(&self) -> Option<u64> {
+        number(self.processes.as_ref()?)
     }
 
     /// Starts a new peak, where the kernel can.
     pub(crate) fn reset_peak(&self) {
         if let Some(file) = &self.memory_peak {
+            self.highest.set(self.highest().unwrap_or_default());
             let _ = file.write_at(b"0", 0);
         }
     }
@@ -62,6 +85,10 @@ fn text(file: &File) -> Option<String> {
     let mut buffer = [0; 1024];
     let count = file.read_at(&mut buffer, 0).ok()?;
     Some(String::from_utf8_lossy(&buffer[..count]).into_owned())
+}
+
+fn number(file: &File) -> Option<u64> {
+    text(file)?.trim().parse().ok()
 }
 
 fn line(text: &str, name: &str) -> Option<u64> {

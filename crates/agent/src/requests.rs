@@ -16,12 +16,13 @@ use carrel_proto::{
 };
 
 use crate::{
-    calls::{Exec, State},
+    calls::{Exec, State, unix_ms},
     connection::Follower,
     output::Output,
     process::Role,
     serve::Agent,
     session::Session,
+    variables,
 };
 
 /// Sessions of one sandbox: each is two namespaces and a process.
@@ -30,7 +31,11 @@ const MAX_SESSIONS: usize = 32;
 impl Agent {
     pub(crate) fn request(&mut self, caller: u32, tag: u32, request: Request) {
         let greeted = self.connections.get(&caller).is_some_and(|connection| connection.greeted);
-        self.last_activity = Instant::now();
+        // Whoever only looks does not keep a sandbox awake.
+        let idle = self.last_activity.elapsed();
+        if !matches!(request, Request::Hello { .. } | Request::Usage) {
+            self.last_activity = Instant::now();
+        }
         let answer = match request {
             Request::Hello { protocol } if protocol == PROTOCOL => {
                 if let Some(connection) = self.connections.get_mut(&caller) {
@@ -50,6 +55,7 @@ impl Agent {
                 self.attach(caller, tag, &exec, since, follow).map(|()| None)
             }
             Request::Wait { exec, timeout_ms } => self.wait(caller, tag, &exec, timeout_ms),
+            Request::WriteStdin { exec, data } => self.write_stdin(caller, tag, &exec, data.0),
             Request::CloseStdin { exec } => self.close_stdin(&exec),
             Request::Signal { exec, signal } => self.signal(&exec, signal),
             Request::Cancel { exec } => self.find(&exec).map(|number| {
@@ -62,6 +68,16 @@ impl Agent {
             })),
             Request::OpenSession(open) => self.open_session(open).map(|()| Some(Event::Done)),
             Request::CloseSession { name } => self.close_session(&name).map(|()| Some(Event::Done)),
+            Request::SetEnv { session, set, unset } => {
+                self.set_env(&session, set, unset).map(|()| Some(Event::Done))
+            }
+            Request::Usage => Ok(Some(Event::Usage(self.usage(idle)))),
+            Request::Ports => self.ports().map(|ports| Some(Event::Ports { ports })),
+            Request::Dial { port } => self.dial(caller, tag, port).map(|()| None),
+            Request::Configure { limits, idle_timeout_s, max_lifetime_s } => {
+                self.configure(limits, idle_timeout_s, max_lifetime_s);
+                Ok(Some(Event::Done))
+            }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
             Request::Shutdown => {
@@ -113,13 +129,14 @@ impl Agent {
             )
             .hint("close one, or open another sandbox"));
         }
+        variables::check(&open.env)?;
         let places = &self.config.places;
         let mut env = self.config.variables.clone();
         env.insert("HOME".into(), places.home.clone());
-        env.extend(open.env);
+        env.extend(open.env.clone());
         let cwd = open.cwd.unwrap_or_else(|| places.workspace.clone());
         env.insert("PWD".into(), cwd.clone());
-        let session = Session::open(&self.thread, &self.config, cwd, env)
+        let session = Session::open(&self.thread, &self.config, cwd, env, open.env)
             .map_err(|error| Problem::internal(format!("opening session `{}`: {error}", open.name)))?;
         self.sessions.insert(open.name, session);
         Ok(())
@@ -152,7 +169,7 @@ impl Agent {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let sessions = self.sessions.keys().map(|name| SessionInfo {
+        let sessions = self.sessions.iter().map(|(name, session)| SessionInfo {
             name: name.clone(),
             interpreters: self
                 .interpreters
@@ -160,6 +177,9 @@ impl Agent {
                 .filter(|(id, _)| self.processes.get(id).is_some_and(|process| process.session == *name))
                 .map(|(_, interpreter)| interpreter.language)
                 .collect(),
+            cwd: session.cwd.clone(),
+            env: session.own.clone(),
+            opened_unix_ms: unix_ms(session.opened),
         });
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Status {

@@ -156,8 +156,10 @@ impl Agent {
             exec.output.push(stream, bytes);
         }
         let code = std::mem::take(&mut exec.code);
-        match drivers::request(language, &self.config.places.run, id, number, &code, after_interrupt) {
+        let run = &self.config.places.run;
+        match drivers::request(language, run, id, number, &code, after_interrupt, &interpreter.untold) {
             Ok(request) => {
+                interpreter.untold.clear();
                 self.begin(number);
                 let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
                 interpreter.unsent.extend_from_slice(&request);

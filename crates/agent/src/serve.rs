@@ -1,7 +1,7 @@
 //! The agent's one loop: sleeps until something is ready, passes it on, ends the box when its time is over.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io::{self, Read},
     os::unix::net::UnixListener,
@@ -25,6 +25,7 @@ use crate::{
     calls::Exec,
     connection::{self, Connection},
     disk::Watch,
+    input::Write,
     interpreter::Interpreter,
     meters::Meters,
     poll::{Poller, Token},
@@ -60,6 +61,8 @@ pub(crate) struct Agent {
     /// Finished calls whose output waits for a quiet moment to be written to disk.
     pub(crate) unspooled: Vec<u64>,
     pub(crate) waits: Vec<Wait>,
+    /// Input that waits for room, in order.
+    pub(crate) writes: VecDeque<Write>,
     next_number: u32,
     pub(crate) next_exec: u64,
     pub(crate) started: Instant,
@@ -111,6 +114,7 @@ pub(crate) fn run() -> io::Result<()> {
         lost: BTreeSet::new(),
         unspooled: Vec::new(),
         waits: Vec::new(),
+        writes: VecDeque::new(),
         next_number: 1,
         next_exec: 1,
         started: now,
@@ -179,6 +183,8 @@ impl Agent {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
         }
         self.waits.iter().for_each(|wait| sooner(wait.deadline));
+        self.expire_writes(now);
+        self.writes.iter().for_each(|write| sooner(write.deadline));
         self.give_up_silent_ones(now);
         self.interpreters.values().filter_map(Interpreter::overdue).for_each(&mut sooner);
         let busy = self.execs.values().any(|exec| exec.outcome().is_none());
@@ -281,7 +287,10 @@ impl Agent {
         }
         let Some(caller) = self.connections.get_mut(&number) else { return };
         if caller.stalled.is_some() {
-            return;
+            // Nothing is read from it, so its end is seen by nothing else.
+            return if caller.is_gone() {
+                self.hang_up(number)
+            };
         }
         if !caller.fill() {
             return self.hang_up(number);
@@ -323,6 +332,7 @@ impl Agent {
         let Some(caller) = self.connections.remove(&number) else { return };
         self.poller.forget(&caller.socket);
         self.waits.retain(|wait| wait.connection != number);
+        self.writes.retain(|write| write.connection != number);
         for follower in caller.followers {
             let Some(exec) = self.exec_number(&follower.exec) else { continue };
             if follower.cancel_on_disconnect {
@@ -419,6 +429,7 @@ impl Agent {
         for wait in done {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: Some(outcome.clone()) });
         }
+        self.refuse_writes(exec);
         self.pump_followers(exec);
     }
 

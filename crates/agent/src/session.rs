@@ -1,6 +1,6 @@
 //! Sessions of a box: their namespaces, directory and variables.
 
-use std::{collections::BTreeMap, io, os::fd::OwnedFd};
+use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::SystemTime};
 
 use carrel_jail::{
     confine::Confinement,
@@ -24,7 +24,11 @@ pub(crate) struct Session {
     /// Pid 1 of the session's namespace; `None` with weak isolation.
     init: Option<(Child, OwnedFd)>,
     pub(crate) cwd: String,
+    /// All variables of what starts in it.
     pub(crate) env: BTreeMap<String, String>,
+    /// Those of them that a caller gave it.
+    pub(crate) own: BTreeMap<String, String>,
+    pub(crate) opened: SystemTime,
 }
 
 const SIGINT: u8 = 2;
@@ -73,6 +77,7 @@ impl Session {
         config: &AgentConfig,
         cwd: String,
         env: BTreeMap<String, String>,
+        own: BTreeMap<String, String>,
     ) -> io::Result<Self> {
         let init = if config.namespaces {
             let (mine, theirs) = line()?;
@@ -92,7 +97,7 @@ impl Session {
         } else {
             None
         };
-        Ok(Self { init, cwd, env })
+        Ok(Self { init, cwd, env, own, opened: SystemTime::now() })
     }
 
     /// Starts a runner in this session.

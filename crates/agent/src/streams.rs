@@ -181,5 +181,6 @@ impl Agent {
             let _ = self.poller.change(&caller.socket, Token::Connection(number), true, caller.waiting);
             self.hear_frames(number);
         }
+        self.take_writes(id);
     }
 }

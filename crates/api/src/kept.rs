@@ -1,6 +1,7 @@
 //! What is kept of a stream for a caller: all of it, or its head and tail with an exact count of what is between.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use utoipa::openapi::{ObjectBuilder, OneOfBuilder, RefOr, Schema, schema::Type};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 /// The beginning and the end of a stream.
@@ -79,6 +80,22 @@ impl Serialize for Kept {
         map.end()
     }
 }
+
+impl utoipa::PartialSchema for Kept {
+    fn schema() -> RefOr<Schema> {
+        let part = || <carrel_proto::files::Content as utoipa::PartialSchema>::schema();
+        let cut = ObjectBuilder::new()
+            .property("head", part())
+            .property("tail", part())
+            .property("omitted_bytes", ObjectBuilder::new().schema_type(Type::Integer))
+            .required("head")
+            .required("tail")
+            .required("omitted_bytes");
+        OneOfBuilder::new().item(part()).item(cut).into()
+    }
+}
+
+impl utoipa::ToSchema for Kept {}
 
 /// Text as a string, anything else as `{"base64": …}`.
 #[derive(Debug)]

@@ -6,3 +6,5 @@
 
 pub mod kept;
 pub mod mcp;
+pub mod reply;
+pub mod rest;

@@ -89,11 +89,20 @@ pub struct Server {
 
 impl Server {
     pub fn new(options: Options) -> Arc<Self> {
+        Self::with(None, options)
+    }
+
+    /// With an engine that is open already.
+    pub fn over(engine: Engine, options: Options) -> Arc<Self> {
+        Self::with(Some(engine), options)
+    }
+
+    fn with(engine: Option<Engine>, options: Options) -> Arc<Self> {
         let max_chars = options.max_chars.clamp(500, MAX_CHARS);
         let options = Options { max_chars, ..options };
         Arc::new(Self {
             options,
-            engine: OnceCell::new(),
+            engine: OnceCell::new_with(engine),
             lines: Lines::default(),
             scopes: Mutex::default(),
             farewells: TaskTracker::new(),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use carrel_jail::{
-    cgroup::{Hierarchy, scope::Scope},
+    cgroup::{Hierarchy, scope::Scope, update::UpdateError},
     mounts::Step,
     stage::{self, BoxSpec, Isolation},
     tree,
@@ -18,7 +18,7 @@ use carrel_jail::{
 use carrel_proto::{
     guest::{AgentConfig, Meters, Places},
     id::SandboxId,
-    limits::{Enforced, Enforcement},
+    limits::{Enforced, Enforcement, Limits},
     message::PROTOCOL,
     problem::{Code, Problem},
 };
@@ -65,7 +65,7 @@ impl Jail {
     }
 
     /// How limits would be held here, without making a box.
-    pub fn enforced(&self, limits: &carrel_proto::limits::Limits) -> Enforced {
+    pub fn enforced(&self, limits: &Limits) -> Enforced {
         self.hierarchy.enforced(workspace::probe(limits.disk).1)
     }
 
@@ -279,6 +279,35 @@ impl Backend for Jail {
         end(placed.pid).map_err(|error| Problem::internal(format!("ending a box: {error}")))
     }
 
+    fn update(
+        &self,
+        id: &SandboxId,
+        placed: &Placed,
+        before: &Limits,
+        limits: &Limits,
+    ) -> Result<(), Problem> {
+        if placed.workspace == Kind::Image && before.disk != limits.disk {
+            let word = format!("the workspace is a file system of {}, which keeps its size", before.disk);
+            return Err(Problem::new(Code::Unsupported, word)
+                .hint("open another sandbox with the disk you need and copy the files"));
+        }
+        let Enforced { memory, pids, cpu, .. } = &placed.enforced;
+        let held = |by: &Enforcement| matches!(by, Enforcement::CgroupV1 | Enforcement::CgroupV2);
+        if !self.is_alive(placed) || ![memory, pids, cpu].into_iter().any(held) {
+            return Ok(());
+        }
+        self.hierarchy.update(id.as_str(), limits).map_err(|error| match error {
+            UpdateError::InUse(used) => {
+                let word =
+                    format!("the sandbox uses {used} of memory, more than {} would allow", limits.memory);
+                Problem::new(Code::Conflict, word).hint(
+                    "free memory in it first (end processes, restart interpreters), or choose a larger limit",
+                )
+            }
+            UpdateError::Io(error) => Problem::internal(format!("changing the limits of {id}: {error}")),
+        })
+    }
+
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
         let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
         // Of a box that was never made.
@@ -321,13 +350,18 @@ impl Backend for Jail {
         self.spares.directory(directory)
     }
 
-    fn restock(&self, limits: &carrel_proto::limits::Limits) {
+    fn restock(&self, limits: &Limits) {
         self.spares.restock(limits.disk);
     }
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
-        Some(directory.join("workspace"))
+        Some(workspace_of(directory))
     }
+}
+
+/// Where a sandbox's files are on the host.
+pub fn workspace_of(directory: &Path) -> PathBuf {
+    directory.join("workspace")
 }
 
 /// Kills a process and waits until it is gone. With pid 1 of a box goes everything in it.

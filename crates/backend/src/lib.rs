@@ -11,6 +11,7 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+pub mod port;
 mod spares;
 mod stages;
 
@@ -97,6 +98,15 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Ends the agent of a box, which hangs, and the box with it. What is left is found by [`Backend::destroy`].
     fn end(&self, placed: &Placed) -> Result<(), Problem>;
+
+    /// Gives a living box other limits: all of them, or none and a reason. What the agent holds is not changed here.
+    fn update(
+        &self,
+        id: &SandboxId,
+        placed: &Placed,
+        before: &Limits,
+        limits: &Limits,
+    ) -> Result<(), Problem>;
 
     /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
     /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.

@@ -1,4 +1,4 @@
-//! The engine's end of the wire: any byte stream to an agent.
+//! The engine's end of the wire: a byte stream to an agent, its own or one that a daemon passes on.
 //!
 //! Everything read here is untrusted. A frame that does not parse, or an agent that does not answer in time, ends this
 //! link and says [`Code::AgentLost`]; nothing else is touched.
@@ -23,7 +23,7 @@ use tokio::{
 /// An agent answers a greeting at once, unless its host is drowning.
 const GREETING: Duration = Duration::from_secs(10);
 /// Requests that do no user's work.
-const SHORT: Duration = Duration::from_secs(30);
+pub(crate) const SHORT: Duration = Duration::from_secs(30);
 
 /// Input in one frame.
 pub const MAX_INPUT: usize = frame::MAX_DATA;
@@ -37,14 +37,35 @@ pub struct AgentLink {
 
 #[derive(Debug)]
 pub struct Reader {
-    half: OwnedReadHalf,
-    decoder: Decoder,
+    pub(crate) half: OwnedReadHalf,
+    pub(crate) decoder: Decoder,
+    peer: Peer,
 }
 
 #[derive(Debug)]
 pub struct Writer {
     half: OwnedWriteHalf,
     buffer: Vec<u8>,
+    peer: Peer,
+}
+
+/// Who is at the other end, and so what it means when there is nobody any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    Agent,
+    /// It says itself when an agent is lost.
+    Daemon,
+}
+
+impl Peer {
+    fn lost(self, what: impl std::fmt::Display) -> Problem {
+        match self {
+            Peer::Agent => lost(what),
+            Peer::Daemon => Problem::new(Code::Unavailable, format!("the daemon is gone: {what}"))
+                .hint("the sandbox lives on, and so does what runs in a session: `carrel inspect` and `carrel logs` show it")
+                .state(SessionState::Preserved),
+        }
+    }
 }
 
 /// One piece of an answer.
@@ -54,22 +75,36 @@ pub enum Piece<'a> {
     Event(Event),
 }
 
-fn lost(what: impl std::fmt::Display) -> Problem {
+pub(crate) fn lost(what: impl std::fmt::Display) -> Problem {
     Problem::new(Code::AgentLost, format!("the sandbox's agent is lost: {what}"))
         .hint("`carrel inspect` shows whether the sandbox still lives; its files are kept")
         .state(SessionState::Lost)
 }
 
 impl AgentLink {
+    fn new(stream: UnixStream, peer: Peer) -> Self {
+        let (reader, writer) = stream.into_split();
+        Self {
+            reader: Reader { half: reader, decoder: Decoder::default(), peer },
+            writer: Writer { half: writer, buffer: Vec::new(), peer },
+            tag: 0,
+        }
+    }
+
+    /// A line that a daemon passes on to an agent it has greeted.
+    pub fn through_daemon(stream: UnixStream) -> Self {
+        Self::new(stream, Peer::Daemon)
+    }
+
+    /// The bare stream to an agent that has greeted back: it speaks only when it is asked, so nothing of it is lost.
+    pub fn into_stream(self) -> Result<UnixStream, Problem> {
+        self.reader.half.reunite(self.writer.half).map_err(Problem::internal)
+    }
+
     /// Connects to an agent's socket and greets it.
     pub async fn connect(socket: &Path) -> Result<Self, Problem> {
         let stream = connect_any_length(socket).await.map_err(lost)?;
-        let (reader, writer) = stream.into_split();
-        let mut link = Self {
-            reader: Reader { half: reader, decoder: Decoder::default() },
-            writer: Writer { half: writer, buffer: Vec::new() },
-            tag: 0,
-        };
+        let mut link = Self::new(stream, Peer::Agent);
         match timeout(GREETING, link.ask(&Request::Hello { protocol: PROTOCOL })).await {
             Ok(Ok(Event::Welcome { .. })) => Ok(link),
             Ok(Ok(_)) => Err(lost("it does not greet back")),
@@ -112,7 +147,7 @@ impl Writer {
         self.buffer.clear();
         frame::put_message(&mut self.buffer, tag, request)
             .map_err(|error| Problem::new(Code::TooLarge, error.to_string()))?;
-        self.half.write_all(&self.buffer).await.map_err(lost)
+        self.half.write_all(&self.buffer).await.map_err(|error| self.peer.lost(error))
     }
 
     /// Input for the exec that `tag` started or attached to.
@@ -120,7 +155,7 @@ impl Writer {
         self.buffer.clear();
         frame::put_data(&mut self.buffer, tag, Stream::Stdin, 0, 0, bytes)
             .map_err(|error| Problem::new(Code::TooLarge, error.to_string()))?;
-        self.half.write_all(&self.buffer).await.map_err(lost)
+        self.half.write_all(&self.buffer).await.map_err(|error| self.peer.lost(error))
     }
 }
 
@@ -134,9 +169,9 @@ impl Reader {
                     self.decoder.take().map_err(lost)?;
                 }
                 None => {
-                    let count = self.half.read(self.decoder.space()).await.map_err(lost)?;
+                    let count = self.half.read(self.decoder.space()).await.map_err(|error| self.peer.lost(error))?;
                     if count == 0 {
-                        return Err(lost("it has ended"));
+                        return Err(self.peer.lost("it has ended"));
                     }
                     self.decoder.filled(count);
                 }
@@ -160,7 +195,7 @@ impl Reader {
 
 /// A unix socket's name is at most 108 bytes, a state directory's may be longer: then by way of the descriptor of
 /// its directory.
-async fn connect_any_length(socket: &Path) -> std::io::Result<UnixStream> {
+pub async fn connect_any_length(socket: &Path) -> std::io::Result<UnixStream> {
     if SocketAddr::from_pathname(socket).is_ok() {
         return UnixStream::connect(socket).await;
     }

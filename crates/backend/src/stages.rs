@@ -26,6 +26,9 @@ const MAX_SAID: u64 = 400;
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
+/// Most stages that wait for a sandbox: those of callers who then found theirs, or were refused, are for the next ones.
+const MAX_WAITING: usize = 4;
+
 /// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
 #[derive(Debug, Default)]
 pub(crate) struct Stages(Mutex<Vec<Stage>>);
@@ -36,8 +39,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Stages {
     pub(crate) fn expect(&self, agent: &Path) {
+        if lock(&self.0).len() >= MAX_WAITING {
+            return;
+        }
         // What goes wrong here goes wrong again where it can be told.
-        lock(&self.0).extend(start(bare(agent)));
+        let started = start(bare(agent));
+        lock(&self.0).extend(started);
     }
 
     pub(crate) fn take(&self, agent: &Path) -> io::Result<Stage> {

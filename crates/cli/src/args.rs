@@ -13,8 +13,10 @@ use crate::{
 
 mod examples;
 mod mcp;
+mod serve;
 
 pub(crate) use mcp::{Client, Install, Mcp, McpCommand};
+pub(crate) use serve::{Serve, Token, TokenCreate};
 
 /// A sandbox for AI agents whose state persists: code, shells, files and running jobs are still there at the next
 /// call.
@@ -39,6 +41,9 @@ pub(crate) struct Global {
     /// Keep sandboxes in this directory [env: CARREL_STATE].
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<String>,
+    /// Do the work in this process, also when a daemon runs [env: CARREL_NO_DAEMON=1].
+    #[arg(long, global = true)]
+    pub(crate) no_daemon: bool,
     /// Say more on stderr.
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
@@ -85,6 +90,12 @@ pub(crate) enum Command {
     /// Serve agents over MCP: on stdio, or over HTTP.
     #[command(after_help = ex::MCP)]
     Mcp(Mcp),
+    /// Serve many callers over HTTP: the daemon.
+    #[command(after_help = ex::SERVE)]
+    Serve(Serve),
+    /// Tokens for the daemon's TCP door.
+    #[command(subcommand, after_help = ex::TOKEN)]
+    Token(Token),
     /// Say what this host offers, and whether sandboxes can be made.
     #[command(after_help = ex::DOCTOR)]
     Doctor(Doctor),
@@ -231,8 +242,15 @@ pub(crate) struct Named {
 
 #[derive(Debug, Args)]
 pub(crate) struct Open {
-    /// NAME, or NAME/SESSION to open that session too.
-    pub(crate) name: Target,
+    /// NAME, or NAME/SESSION to open that session too. With --spec it may be missing.
+    #[arg(required_unless_present = "spec")]
+    pub(crate) name: Option<Target>,
+    /// A sandbox spec: JSON, YAML, or the front matter of an agent file; `-` for stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) spec: Option<PathBuf>,
+    /// Write a label on a new sandbox (repeatable).
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) labels: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) making: Making,
 }
@@ -404,6 +422,7 @@ impl Cli {
             Command::Run(run) => run.making.flags(),
             Command::Open(open) => open.making.flags(),
             Command::Mcp(mcp) => mcp.making.flags(),
+            Command::Serve(serve) => serve.flags(),
             _ => Vec::new(),
         };
         if let Command::Run(Run { timeout: Some(text), .. }) | Command::Mcp(Mcp { timeout: Some(text), .. }) =

@@ -9,6 +9,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -29,6 +30,8 @@ use keys::nearest;
 const FILE: &str = "carrel.toml";
 const SYSTEM_FILE: &str = "/etc/carrel/carrel.toml";
 const SYSTEM_STATE: &str = "/var/lib/carrel";
+const SYSTEM_SOCKET: &str = "/run/carrel/carrel.sock";
+const SOCKET: &str = "carrel.sock";
 /// What other tools call the project's directory; weaker than carrel's own variable.
 const PROJECT_DIR: &str = "PROJECT_DIR";
 
@@ -72,6 +75,14 @@ impl Surroundings {
         let found =
             self.directory.ancestors().map(|directory| directory.join(FILE)).find(|file| file.is_file());
         found.filter(|file| !known.contains(file))
+    }
+
+    /// Where a daemon listens. `None`: below the state directory.
+    fn socket(&self) -> Option<PathBuf> {
+        if self.root {
+            return Some(SYSTEM_SOCKET.into());
+        }
+        self.path("XDG_RUNTIME_DIR").map(|runtime| runtime.join("carrel").join(SOCKET))
     }
 
     fn state(&self) -> Result<PathBuf, Problem> {
@@ -162,6 +173,9 @@ impl Config {
         if let Ok(state) = around.state() {
             values.insert(Key::State, (Value::Path(state), Origin::Default));
         }
+        if let Some(socket) = around.socket() {
+            values.insert(Key::ServeSocket, (Value::Path(socket), Origin::Default));
+        }
         let environments = Environments::default();
         let presets =
             environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
@@ -227,7 +241,19 @@ impl Config {
             return Err(Problem::new(Code::Config, "there is no place for carrel's state")
                 .hint("name one with --state DIR or CARREL_STATE"));
         };
+        let listen = self.list(Key::ServeListen).iter().filter_map(|address| address.parse().ok()).collect();
         Ok(Settings {
+            socket: self.path(Key::ServeSocket).unwrap_or_else(|| state.join("run").join(SOCKET)),
+            serve: Serve {
+                listen,
+                tls_cert: self.path(Key::ServeTlsCert),
+                tls_key: self.path(Key::ServeTlsKey),
+                allow_hosts: self.list(Key::ServeAllowHosts),
+                allow_origins: self.list(Key::ServeAllowOrigins),
+                public_url: self.text(Key::ServePublicUrl),
+                audit: self.value(Key::ServeAudit) == Some(&Value::Flag(true)),
+                otlp_endpoint: self.text(Key::OtlpEndpoint),
+            },
             state,
             environments,
             tools: self.tools.clone(),
@@ -280,6 +306,20 @@ impl Config {
         }
     }
 
+    fn list(&self, key: Key) -> Vec<String> {
+        match self.value(key) {
+            Some(Value::List(list)) => list.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn text(&self, key: Key) -> Option<String> {
+        match self.value(key) {
+            Some(Value::Text(text)) => Some(text.clone()),
+            _ => None,
+        }
+    }
+
     fn number(&self, key: Key) -> u32 {
         match self.value(key) {
             Some(Value::Count(number) | Value::Cpus(number)) => *number,
@@ -306,9 +346,9 @@ impl Config {
 fn refuse_unknown_variables(around: &Surroundings) -> Result<(), Problem> {
     let known = Key::ALL.map(Key::variable);
     for name in around.variables.keys().filter_map(|name| name.to_str()) {
-        let ours = ["CARREL_SESSION_", "CARREL_LIMITS_", "CARREL_PROJECT_"]
+        let ours = Key::SECTIONS
             .iter()
-            .any(|prefix| name.starts_with(prefix));
+            .any(|section| name.starts_with(&format!("CARREL_{}_", section.to_ascii_uppercase())));
         if ours && !known.iter().any(|known| known == name) {
             let problem = Problem::new(Code::Config, format!("there is no setting for the variable {name}"));
             return Err(match nearest(name, known.iter().map(String::as_str)) {
@@ -327,10 +367,26 @@ fn absolute(around: &Surroundings, value: Value) -> Value {
     }
 }
 
+/// How `carrel serve` opens its doors.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Serve {
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) tls_cert: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) allow_hosts: Vec<String>,
+    pub(crate) allow_origins: Vec<String>,
+    pub(crate) public_url: Option<String>,
+    pub(crate) audit: bool,
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
 /// Settings as meant.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) state: PathBuf,
+    /// Where a daemon listens, if there is one.
+    pub(crate) socket: PathBuf,
+    pub(crate) serve: Serve,
     pub(crate) environments: Environments,
     /// What `carrel mcp` offers for an environment.
     pub(crate) tools: BTreeMap<String, ToolSet>,
@@ -353,7 +409,7 @@ impl Settings {
             // Rounded up: a part of a second is not nothing.
             idle_timeout_s: self.idle_timeout.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             max_lifetime_s: self.max_lifetime.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
-            first: None,
+            ..Wish::default()
         }
     }
 }

@@ -9,6 +9,8 @@ mod args;
 mod commands;
 mod config;
 mod context;
+mod daemon;
+mod desk;
 mod live;
 mod output;
 mod progress;
@@ -39,8 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: &Cli, output: &Output) -> Result<ExitCode, Problem> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Problem::internal)?;
+    let runtime = commands::runtime(&cli.command).map_err(Problem::internal)?;
     let ended = runtime.block_on(commands::dispatch(cli, output));
     // A thread may still wait for a key that nobody will press.
     runtime.shutdown_background();

@@ -72,6 +72,11 @@ impl Output {
         }
     }
 
+    /// A line on stderr as it is, also with `--json`: for who starts a server and waits for it.
+    pub(crate) fn say_line(&self, text: impl Display) {
+        let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+    }
+
     pub(crate) fn warning(&self, text: impl Display) {
         self.say("33", "warning", text);
     }

@@ -182,8 +182,8 @@ impl Pumping<'_> {
                     leaving = true;
                     let _ = cancel.try_send(());
                 }
-                // The agent has hung up; what it said before is still to be read.
-                Step::Fed(problem) if problem.code == Code::AgentLost => fed = true,
+                // The agent or the daemon has hung up; what was said before is still to be read.
+                Step::Fed(problem) if matches!(problem.code, Code::AgentLost | Code::Unavailable) => fed = true,
                 Step::Fed(problem) => return Err(problem),
                 Step::Piece(piece) => {
                     if let Some(end) = take(piece, sink)? {
@@ -206,7 +206,7 @@ fn take(piece: Piece<'_>, sink: &mut impl Sink) -> Result<Option<End>, Problem> 
     match piece {
         Piece::Started(exec) => sink.started(&exec),
         Piece::Bytes { stream, offset, bytes, .. } => sink.bytes(stream, offset, bytes)?,
-        Piece::Display(display) => sink.display(display)?,
+        Piece::Display { display, .. } => sink.display(display)?,
         Piece::Paused { next } => return Ok(Some(End::Paused(next))),
         Piece::Finished(outcome) => return Ok(Some(End::Finished(Box::new(outcome)))),
     }

@@ -29,7 +29,11 @@ pub enum Output<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
-    Display(Display),
+    /// A value, in its place among the chunks of output.
+    Display {
+        chunk: u64,
+        display: Display,
+    },
     /// The last one of an attach without follow; more will come from this chunk on.
     Paused {
         next: u64,
@@ -90,10 +94,11 @@ impl<'a> CallReader<'a> {
         self.patience.wait(self.reader, self.tag).await?;
         let piece = self.reader.next(self.tag).await?;
         Ok(match piece {
-            Piece::Chunk { stream: Stream::Display, bytes, .. } => {
-                Output::Display(serde_json::from_slice(bytes).map_err(|error| {
+            Piece::Chunk { stream: Stream::Display, number, bytes, .. } => {
+                let display = serde_json::from_slice(bytes).map_err(|error| {
                     Problem::new(Code::Protocol, format!("a value that does not parse: {error}"))
-                })?)
+                })?;
+                Output::Display { chunk: number, display }
             }
             Piece::Chunk { stream, number, offset, bytes } => {
                 Output::Bytes { stream, chunk: number, offset, bytes }
@@ -123,6 +128,16 @@ impl Control {
     /// Whether the call has a name, so that it can be acted upon.
     pub fn has_begun(&self) -> bool {
         self.exec.is_some()
+    }
+
+    /// The call's name, once it has one.
+    pub fn name(&self) -> Option<&ExecId> {
+        self.exec.as_ref()
+    }
+
+    /// For whoever reads by way of [`Call::split`]: the call has a name now.
+    pub fn begun(&mut self, exec: ExecId) {
+        self.exec = Some(exec);
     }
 
     /// Interrupts; the call then ends by itself.
@@ -254,6 +269,11 @@ impl Engine {
 /// Starts a run on a line that is already there: what a caller with many calls does. It waits for as long as the line lives.
 pub async fn start_run(link: AgentLink, run: Run) -> Result<Call, Problem> {
     begin(link, Request::Run(run), None).await
+}
+
+/// Begins a call on a line of the caller's own, as [`start_run`] does.
+pub async fn begin_on(link: AgentLink, request: Request) -> Result<Call, Problem> {
+    begin(link, request, None).await
 }
 
 async fn begin(mut link: AgentLink, request: Request, lifeline: Option<Lifeline>) -> Result<Call, Problem> {

@@ -7,16 +7,19 @@ use carrel_proto::{
     guest::Language,
     problem::{Code, Problem},
 };
+use serde::{Deserialize, Serialize};
 
 /// Where an environment's software comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Source {
     Preset(Language),
     Artifact(PathBuf),
 }
 
 /// The environments a caller can name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Environments {
     sources: BTreeMap<String, Source>,
 }

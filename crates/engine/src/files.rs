@@ -17,11 +17,7 @@ impl Engine {
         let workspace = self.backend.workspace(&directory).ok_or_else(|| {
             Problem::new(Code::Unsupported, "files of this backend are reached through its agent")
         })?;
-        let root = Root::open(&workspace)?;
-        Ok(match &record.placed {
-            Some(placed) => root.with_owner(Owner { uid: placed.owner.0, gid: placed.owner.1 }),
-            None => root,
-        })
+        open(&workspace, record)
     }
 
     /// One file operation.
@@ -31,20 +27,37 @@ impl Engine {
 
     /// Copies the workspace to a new directory on the host.
     pub(crate) fn keep_workspace(&self, record: &Record, target: &Path) -> Result<(), Problem> {
-        let root = self.files(record)?;
-        std::fs::create_dir(target)
-            .map_err(|error| Problem::new(Code::InvalidArgument, format!("{}: {error}", target.display())))?;
-        let kept = Root::open(target)?;
-        let (reader, writer) = std::io::pipe().map_err(Problem::internal)?;
-        std::thread::scope(|scope| {
-            let sending =
-                scope.spawn(move || write_tar(&root, &GuestPath::root(), writer, &TreeLimits::default()));
-            let received =
-                read_tar(&kept, &GuestPath::root(), reader, &TreeLimits::default(), OutsideLinks::LeaveOut);
-            let sent = sending.join().map_err(|_| Problem::internal("copying the workspace failed"))?;
-            sent?;
-            received?;
-            Ok(())
-        })
+        copy_out(self.files(record)?, target)
     }
+}
+
+fn open(workspace: &Path, record: &Record) -> Result<Root, Problem> {
+    let root = Root::open(workspace)?;
+    Ok(match &record.placed {
+        Some(placed) => root.with_owner(Owner { uid: placed.owner.0, gid: placed.owner.1 }),
+        None => root,
+    })
+}
+
+/// The workspace of a sandbox whose engine is another process's of the same user and host.
+pub fn of_state(state: &Path, record: &Record) -> Result<Root, Problem> {
+    open(&carrel_backend::jail::workspace_of(&state.join("sandboxes").join(record.id.as_str())), record)
+}
+
+/// Copies a workspace to a new directory on the host.
+pub fn copy_out(root: Root, target: &Path) -> Result<(), Problem> {
+    std::fs::create_dir(target)
+        .map_err(|error| Problem::new(Code::InvalidArgument, format!("{}: {error}", target.display())))?;
+    let kept = Root::open(target)?;
+    let (reader, writer) = std::io::pipe().map_err(Problem::internal)?;
+    std::thread::scope(|scope| {
+        let sending =
+            scope.spawn(move || write_tar(&root, &GuestPath::root(), writer, &TreeLimits::default()));
+        let received =
+            read_tar(&kept, &GuestPath::root(), reader, &TreeLimits::default(), OutsideLinks::LeaveOut);
+        let sent = sending.join().map_err(|_| Problem::internal("copying the workspace failed"))?;
+        sent?;
+        received?;
+        Ok(())
+    })
 }

@@ -3,34 +3,60 @@
 //! Every CLI call is a process with an engine of its own; they meet in the registry ([`registry`]) and at the
 //! sandboxes' sockets. What makes that safe is drawn in [`sandboxes`]. Front doors see [`Engine`] and [`call::Call`].
 //!
+//! One engine serves any number of tasks, and is cloned for nothing. What may wait for a disk, a process or another
+//! writer runs on threads of its own ([`Engine::blocking`]), and runs to its end when the caller goes away meanwhile: so
+//! a sandbox is never left half made, nor its lock free while somebody is still at work on it.
+//!
 //! Deliberately absent: HTTP, terminals, the caller's environment and home directory. All of that comes in as values.
 
 #![forbid(unsafe_code)]
 
+pub mod answers;
 pub mod call;
 pub mod environments;
-mod files;
+pub mod events;
+pub mod files;
+mod input;
+pub mod journal;
+pub mod keys;
 mod lock;
+pub mod nearest;
 mod patience;
+mod ports;
+pub mod quota;
+pub mod rate;
 pub mod registry;
+mod reshape;
 pub mod sandboxes;
+mod scopes;
+mod sessions;
+pub mod spec;
 mod sweep;
+pub mod tenant;
+pub mod tokens;
+mod update;
 
 use std::{
+    ops::Deref,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
 use carrel_backend::{Backend, environment::Environment, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
-use crate::registry::Registry;
+pub use carrel_backend::IsolationLevel;
 pub use crate::{
     environments::{Environments, Source},
-    registry::{Record, State},
+    quota::Quota,
+    registry::{Cursor, ListFilter, Owner, Page, Record, State},
     sandboxes::{Found, Note, Wish},
+    scopes::ScopeClosed,
+    tenant::{Labels, Tenant},
+    update::Update,
 };
+use crate::{events::Hub, lock::Locks, registry::Registry};
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -40,14 +66,31 @@ pub struct Settings {
     pub environments: Environments,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Engine {
+    core: Arc<Core>,
+    /// Shared by clones, and swapped when the configuration is read again.
+    environments: Arc<RwLock<Arc<Environments>>>,
+}
+
+/// What the clones of an engine share.
+#[derive(Debug)]
+pub struct Core {
     settings: Settings,
     registry: Registry,
     backend: Arc<dyn Backend>,
     jail: Arc<Jail>,
     /// The preset that was looked up last, and when.
     preset: Mutex<Option<(Instant, Environment)>>,
+    locks: Locks,
+    events: Arc<Hub>,
+}
+
+impl Deref for Engine {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.core
+    }
 }
 
 /// So long the host's interpreters are taken to be where they were. Looking takes a stat of every place they could be.
@@ -68,11 +111,41 @@ impl Engine {
         let registry = Registry::open(&state.join("registry.db"))?;
         let jail = Arc::new(Jail::new(&state));
         let settings = Settings { state, ..settings };
-        Ok(Self { settings, registry, backend: jail.clone(), jail, preset: Mutex::default() })
+        let environments = Arc::new(RwLock::new(Arc::new(settings.environments.clone())));
+        let core = Arc::new(Core {
+            settings,
+            registry,
+            backend: jail.clone(),
+            jail,
+            preset: Mutex::default(),
+            locks: Locks::default(),
+            events: Arc::default(),
+        });
+        Ok(Self { core, environments })
     }
 
-    pub fn environments(&self) -> &Environments {
-        &self.settings.environments
+    /// Runs what may wait where waiting is allowed. It is done to its end, also when nobody waits for it any more.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Engine) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let engine = self.clone();
+        tokio::task::spawn_blocking(move || work(&engine)).await.map_err(Problem::internal)?
+    }
+
+    pub fn environments(&self) -> Arc<Environments> {
+        Arc::clone(&self.environments.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Other environments for sandboxes that are made from now on, by this engine and its clones.
+    pub fn set_environments(&self, environments: Environments) {
+        *self.environments.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(environments);
+    }
+
+    /// This engine for a caller who has environments of its own.
+    #[must_use]
+    pub fn with_environments(&self, environments: Environments) -> Self {
+        Self { core: Arc::clone(&self.core), environments: Arc::new(RwLock::new(Arc::new(environments))) }
     }
 
     pub fn state_directory(&self) -> &std::path::Path {
@@ -88,16 +161,19 @@ impl Engine {
 
     /// The software of an environment.
     pub(crate) fn environment(&self, name: &str) -> Result<Environment, Problem> {
-        let preset = matches!(self.settings.environments.source(name)?, Source::Preset(_));
+        let environments = self.environments();
+        let source = environments.source(name)?;
+        let preset = matches!(source, Source::Preset(_));
         let mut last = self.preset.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((looked, known)) = last.as_ref()
-            && preset
             && known.name == name
+            // Another caller's preset of this name may be for another language.
+            && *source == Source::Preset(known.language)
             && looked.elapsed() < LOOK_AGAIN
         {
             return Ok(known.clone());
         }
-        let found = self.settings.environments.resolve(name, &self.derived())?;
+        let found = environments.resolve(name, &self.derived())?;
         if preset {
             *last = Some((Instant::now(), found.clone()));
         }

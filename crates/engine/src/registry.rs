@@ -1,8 +1,15 @@
 //! What is known of every sandbox, in SQLite: shared by all carrel processes of one state directory.
+//!
+//! Reads never wait for writes: while one thread writes on the first connection, others read on a second one (WAL). What
+//! must not be exceeded or come twice (keys, quotas, closed scopes) is checked in the transaction that adds the row.
+
+mod list;
+mod schema;
+mod scopes;
 
 use std::{
-    path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -13,13 +20,22 @@ use carrel_proto::{
     limits::Limits,
     problem::Problem,
 };
-use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 
-/// Raised with every change of the tables; older ones are brought up to date on opening.
-const SCHEMA: i64 = 1;
+pub use self::list::{Cursor, ListFilter, MAX_PAGE, Page};
+use crate::{
+    quota::{self, Quota},
+    tenant::{Labels, Tenant},
+};
+
 /// How long one process waits for another's write.
 const BUSY: Duration = Duration::from_secs(10);
+/// When a sandbox was used is known to this many milliseconds: writing it down at every call would be most of what a warm
+/// call writes.
+const TOUCH_MS: u64 = 5_000;
+/// Statements that stay prepared: about as many as there are in this crate.
+const STATEMENTS: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -34,7 +50,7 @@ pub enum State {
 }
 
 impl State {
-    fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             State::Creating => "creating",
             State::Running => "running",
@@ -71,24 +87,43 @@ pub struct Owner {
     pub start_time: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
     pub id: SandboxId,
     pub number: u32,
+    pub tenant: Tenant,
     pub key: Option<Key>,
     pub state: State,
     pub spec: Spec,
+    pub labels: Labels,
     pub placed: Option<Placed>,
     /// The boot of the host that `placed` belongs to.
     pub boot: String,
     pub reason: Option<EndReason>,
     pub created_unix_ms: u64,
+    /// To a few seconds.
     pub used_unix_ms: u64,
+    /// It is closed then, whatever it is doing: its scope has been closed with a retention time.
+    pub close_at_unix_ms: Option<u64>,
+}
+
+/// A sandbox that shall be made.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) id: SandboxId,
+    pub(crate) tenant: Tenant,
+    pub(crate) key: Option<Key>,
+    pub(crate) spec: Spec,
+    pub(crate) labels: Labels,
+    pub(crate) quota: Option<Quota>,
 }
 
 #[derive(Debug)]
 pub struct Registry {
+    path: PathBuf,
     connection: Mutex<Connection>,
+    /// For readers who would have to wait for the first; most processes never open it.
+    second: Mutex<Option<Connection>>,
 }
 
 pub(crate) fn now_ms() -> u64 {
@@ -96,15 +131,21 @@ pub(crate) fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn failed(error: rusqlite::Error) -> Problem {
+/// SQLite has no unsigned numbers.
+pub(crate) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn failed(error: rusqlite::Error) -> Problem {
     Problem::internal(format!("the registry: {error}"))
 }
 
-fn json<T: Serialize>(value: &T) -> Result<String, Problem> {
+pub(crate) fn json<T: Serialize>(value: &T) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(Problem::internal)
 }
 
-const COLUMNS: &str = "id, number, key, state, spec, placed, boot, reason, created_ms, used_ms";
+const COLUMNS: &str =
+    "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms";
 
 fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let bad = |error: String| rusqlite::Error::ToSqlConversionFailure(error.into());
@@ -114,31 +155,61 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     Ok(Record {
         id: text(0)?.parse().map_err(|error: carrel_proto::id::BadName| bad(error.to_string()))?,
         number: row.get(1)?,
-        key: optional(2)?
+        tenant: Tenant::stored(text(2)?),
+        key: optional(3)?
             .map(|key| key.parse())
             .transpose()
             .map_err(|error: carrel_proto::id::BadName| bad(error.to_string()))?,
-        state: State::parse(&text(3)?),
-        spec: serde_json::from_str(&text(4)?).map_err(parse_error)?,
-        placed: optional(5)?.map(|text| serde_json::from_str(&text)).transpose().map_err(parse_error)?,
-        boot: text(6)?,
-        reason: optional(7)?.map(|text| serde_json::from_str(&text)).transpose().map_err(parse_error)?,
-        created_unix_ms: row.get::<_, i64>(8)?.unsigned_abs(),
-        used_unix_ms: row.get::<_, i64>(9)?.unsigned_abs(),
+        state: State::parse(&text(4)?),
+        spec: serde_json::from_str(&text(5)?).map_err(parse_error)?,
+        labels: serde_json::from_str(&text(6)?).map_err(parse_error)?,
+        placed: optional(7)?.map(|text| serde_json::from_str(&text)).transpose().map_err(parse_error)?,
+        boot: text(8)?,
+        reason: optional(9)?.map(|text| serde_json::from_str(&text)).transpose().map_err(parse_error)?,
+        created_unix_ms: row.get::<_, i64>(10)?.unsigned_abs(),
+        used_unix_ms: row.get::<_, i64>(11)?.unsigned_abs(),
+        close_at_unix_ms: row.get::<_, Option<i64>>(12)?.map(i64::unsigned_abs),
     })
+}
+
+/// A connection of this process; `Deref` because there are two places it can come from.
+pub(crate) enum Reading<'a> {
+    First(MutexGuard<'a, Connection>),
+    Second(MutexGuard<'a, Option<Connection>>, &'a Path),
+}
+
+impl Reading<'_> {
+    fn with<T>(mut self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, Problem> {
+        match &mut self {
+            Reading::First(connection) => work(connection).map_err(failed),
+            Reading::Second(slot, path) => {
+                let connection = match slot.take() {
+                    Some(connection) => connection,
+                    None => connect(path)?,
+                };
+                let result = work(&connection).map_err(failed);
+                **slot = Some(connection);
+                result
+            }
+        }
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, Problem> {
+    let connection = Connection::open(path).map_err(failed)?;
+    connection.busy_timeout(BUSY).map_err(failed)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    connection
+        .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;")
+        .map_err(failed)?;
+    Ok(connection)
 }
 
 impl Registry {
     pub fn open(path: &Path) -> Result<Self, Problem> {
-        let mut connection = Connection::open(path).map_err(failed)?;
-        connection.busy_timeout(BUSY).map_err(failed)?;
-        connection
-            .execute_batch(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;",
-            )
-            .map_err(failed)?;
-        migrate(&mut connection)?;
-        Ok(Self { connection: Mutex::new(connection) })
+        let mut connection = connect(path)?;
+        schema::migrate(&mut connection)?;
+        Ok(Self { path: path.to_path_buf(), connection: Mutex::new(connection), second: Mutex::default() })
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
@@ -146,66 +217,113 @@ impl Registry {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a sandbox in the making, unless its key is taken by one that lives or may live again.
-    pub(crate) fn claim(
+    /// Reads; not held up by a write of another thread, which may be waiting for another process's.
+    pub(crate) fn read<T>(
         &self,
-        id: &SandboxId,
-        key: Option<&Key>,
-        spec: &Spec,
-    ) -> Result<Option<Record>, Problem> {
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, Problem> {
+        let reading = match self.connection.try_lock() {
+            Ok(connection) => Reading::First(connection),
+            Err(TryLockError::Poisoned(poisoned)) => Reading::First(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                Reading::Second(self.second.lock().unwrap_or_else(PoisonError::into_inner), &self.path)
+            }
+        };
+        reading.with(work)
+    }
+
+    /// Writes, in a transaction that nobody else's write can come into. May wait: not for an async task.
+    pub(crate) fn write<T>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
         let mut connection = self.connection();
         let transaction =
             connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-        if let Some(key) = key {
-            let taken: bool = transaction
-                .query_row(
-                    "SELECT EXISTS (SELECT 1 FROM sandboxes WHERE key = ?1 AND state != 'ended')",
-                    [key.as_str()],
-                    |row| row.get(0),
-                )
-                .map_err(failed)?;
-            if taken {
-                return Ok(None);
-            }
-            transaction.execute("DELETE FROM sandboxes WHERE key = ?1", [key.as_str()]).map_err(failed)?;
-        }
-        let spec = json(spec)?;
-        let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
-        transaction
-            .prepare_cached(
-                "INSERT INTO sandboxes (id, key, state, spec, boot, created_ms, used_ms) VALUES (?1, ?2, 'creating', ?3, ?4, ?5, ?5)",
-            )
-            .and_then(|mut statement| statement.execute(
-                params![id.as_str(), key.map(Key::as_str), spec, boot_id(), now],
-            ))
-            .map_err(failed)?;
-        let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE id = ?1");
-        let made = transaction
-            .prepare_cached(&sql)
-            .and_then(|mut statement| statement.query_row([id.as_str()], record))
-            .map_err(failed)?;
+        let result = work(&transaction)?;
         transaction.commit().map_err(failed)?;
-        Ok(Some(made))
+        Ok(result)
     }
 
-    pub fn by_key(&self, key: &Key) -> Result<Option<Record>, Problem> {
-        let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE key = ?1");
-        self.connection().query_row(&sql, [key.as_str()], record).optional().map_err(failed)
+    /// Adds a sandbox in the making, unless its key is taken by one that lives or may live again.
+    pub(crate) fn claim(&self, claim: &Claim) -> Result<Option<Record>, Problem> {
+        let spec = json(&claim.spec)?;
+        let labels = json(&claim.labels)?;
+        self.write(|transaction| {
+            let tenant = claim.tenant.as_str();
+            let now = now_ms();
+            let mut close_at = None;
+            if let Some(key) = &claim.key {
+                let found = transaction
+                    .prepare_cached("SELECT state != 'ended' FROM sandboxes WHERE tenant = ?1 AND key = ?2")
+                    .and_then(|mut statement| {
+                        statement.query_row([tenant, key.as_str()], |row| row.get::<_, bool>(0)).optional()
+                    })
+                    .map_err(failed)?;
+                if found == Some(true) {
+                    return Ok(None);
+                }
+                close_at = scopes::check_open(transaction, &claim.tenant, key, now)?;
+                if found.is_some() {
+                    transaction
+                        .execute("DELETE FROM sandboxes WHERE tenant = ?1 AND key = ?2", [tenant, key.as_str()])
+                        .map_err(failed)?;
+                }
+            }
+            if let Some(quota) = &claim.quota {
+                quota::check(transaction, &claim.tenant, quota, &claim.spec.limits, None)?;
+            }
+            transaction
+                .prepare_cached(
+                    "INSERT INTO sandboxes (id, tenant, key, state, spec, labels, boot, created_ms, used_ms, close_at_ms)
+                     VALUES (?1, ?2, ?3, 'creating', ?4, ?5, ?6, ?7, ?7, ?8)",
+                )
+                .and_then(|mut statement| {
+                    let key = claim.key.as_ref().map(Key::as_str);
+                    let (now, close_at) = (signed(now), close_at.map(signed));
+                    statement.execute(params![
+                        claim.id.as_str(),
+                        tenant,
+                        key,
+                        spec,
+                        labels,
+                        boot_id(),
+                        now,
+                        close_at
+                    ])
+                })
+                .map_err(failed)?;
+            one(transaction, &claim.id).map_err(failed)
+        })
+    }
+
+    pub fn by_key(&self, tenant: &Tenant, key: &Key) -> Result<Option<Record>, Problem> {
+        let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE tenant = ?1 AND key = ?2");
+        self.read(|connection| {
+            connection.prepare_cached(&sql)?.query_row([tenant.as_str(), key.as_str()], record).optional()
+        })
     }
 
     pub fn by_id(&self, id: &SandboxId) -> Result<Option<Record>, Problem> {
-        let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE id = ?1");
-        self.connection().query_row(&sql, [id.as_str()], record).optional().map_err(failed)
+        self.read(|connection| one(connection, id))
+    }
+
+    /// As [`Self::by_id`], for a tenant. What is not the tenant's own is not even read, so that it takes as long as what
+    /// is not there.
+    pub fn by_id_of(&self, tenant: &Tenant, id: &SandboxId) -> Result<Option<Record>, Problem> {
+        let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE id = ?1 AND (?2 = '' OR tenant = ?2)");
+        self.read(|connection| {
+            connection.prepare_cached(&sql)?.query_row([id.as_str(), tenant.as_str()], record).optional()
+        })
     }
 
     /// All of them, oldest first.
     pub fn all(&self) -> Result<Vec<Record>, Problem> {
-        let connection = self.connection();
-        let mut statement = connection
-            .prepare(&format!("SELECT {COLUMNS} FROM sandboxes ORDER BY number"))
-            .map_err(failed)?;
-        let rows = statement.query_map([], record).map_err(failed)?;
-        rows.collect::<Result<_, _>>().map_err(failed)
+        let mut all = Vec::new();
+        while let Some(more) = self.after(all.last().map_or(0, |record: &Record| record.number))? {
+            all.extend(more);
+        }
+        Ok(all)
     }
 
     pub(crate) fn set_state(
@@ -216,10 +334,8 @@ impl Registry {
     ) -> Result<(), Problem> {
         let reason = reason.as_ref().map(json).transpose()?;
         self.connection()
-            .execute(
-                "UPDATE sandboxes SET state = ?2, reason = COALESCE(?3, reason) WHERE id = ?1",
-                params![id.as_str(), state.as_str(), reason],
-            )
+            .prepare_cached("UPDATE sandboxes SET state = ?2, reason = COALESCE(?3, reason) WHERE id = ?1")
+            .and_then(|mut statement| statement.execute(params![id.as_str(), state.as_str(), reason]))
             .map_err(failed)?;
         Ok(())
     }
@@ -235,68 +351,71 @@ impl Registry {
         Ok(())
     }
 
+    /// Changes what was asked for. The quota is checked as for a new one.
+    pub(crate) fn set_spec(
+        &self,
+        tenant: &Tenant,
+        id: &SandboxId,
+        spec: &Spec,
+        labels: &Labels,
+        quota: Option<&Quota>,
+    ) -> Result<(), Problem> {
+        let (spec_text, labels) = (json(spec)?, json(labels)?);
+        self.write(|transaction| {
+            if let Some(quota) = quota {
+                quota::check(transaction, tenant, quota, &spec.limits, Some(id))?;
+            }
+            transaction
+                .execute(
+                    "UPDATE sandboxes SET spec = ?2, labels = ?3 WHERE id = ?1",
+                    params![id.as_str(), spec_text, labels],
+                )
+                .map_err(failed)?;
+            Ok(())
+        })
+    }
+
+    /// Whether [`Self::touch`] would write.
+    pub(crate) fn is_stale(record: &Record) -> bool {
+        now_ms().abs_diff(record.used_unix_ms) >= TOUCH_MS
+    }
+
     pub(crate) fn touch(&self, id: &SandboxId) -> Result<(), Problem> {
-        let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
         self.connection()
-            .execute("UPDATE sandboxes SET used_ms = ?2 WHERE id = ?1", params![id.as_str(), now])
+            .prepare_cached("UPDATE sandboxes SET used_ms = ?2 WHERE id = ?1")
+            .and_then(|mut statement| statement.execute(params![id.as_str(), signed(now_ms())]))
             .map_err(failed)?;
         Ok(())
     }
 
     pub(crate) fn remove(&self, id: &SandboxId) -> Result<(), Problem> {
-        self.connection().execute("DELETE FROM sandboxes WHERE id = ?1", [id.as_str()]).map_err(failed)?;
+        self.connection()
+            .prepare_cached("DELETE FROM sandboxes WHERE id = ?1")
+            .and_then(|mut statement| statement.execute([id.as_str()]))
+            .map_err(failed)?;
         Ok(())
     }
 }
 
-fn migrate(connection: &mut Connection) -> Result<(), Problem> {
-    let version =
-        |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
-    let found = version(connection).map_err(failed)?;
-    if found == SCHEMA {
-        return Ok(());
-    }
-    if found > SCHEMA {
-        return Err(Problem::internal(format!(
-            "the registry was written by a newer carrel (schema {found})"
-        ))
-        .hint("use that version, or another CARREL_STATE"));
-    }
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    // Another process may have been first.
-    if version(&transaction).map_err(failed)? < SCHEMA {
-        transaction
-            .execute_batch(
-                "CREATE TABLE sandboxes (
-                    number     INTEGER PRIMARY KEY AUTOINCREMENT,
-                    id         TEXT NOT NULL UNIQUE,
-                    key        TEXT UNIQUE,
-                    state      TEXT NOT NULL,
-                    spec       TEXT NOT NULL,
-                    placed     TEXT,
-                    boot       TEXT NOT NULL,
-                    reason     TEXT,
-                    created_ms INTEGER NOT NULL,
-                    used_ms    INTEGER NOT NULL
-                ) STRICT;
-                CREATE INDEX sandboxes_by_state ON sandboxes (state);
-                PRAGMA user_version = 1;",
-            )
-            .map_err(failed)?;
-    }
-    transaction.commit().map_err(failed)
+fn one(connection: &Connection, id: &SandboxId) -> rusqlite::Result<Option<Record>> {
+    let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE id = ?1");
+    connection.prepare_cached(&sql)?.query_row([id.as_str()], record).optional()
 }
 
 /// Changes with every start of the host; empty where the kernel does not say.
-pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
+pub(crate) fn boot_id() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map(|text| text.trim().to_owned())
+            .unwrap_or_default()
+    })
 }
 
 impl Owner {
     /// This process.
-    pub(crate) fn me() -> Self {
+    /// This process.
+    pub fn me() -> Self {
         let pid = std::process::id();
         Self { pid, start_time: start_time(pid).unwrap_or(0) }
     }
@@ -309,3 +428,6 @@ impl Owner {
 fn start_time(pid: u32) -> Option<u64> {
     carrel_jail::tree::start_time(i32::try_from(pid).ok()?)
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -14,6 +14,8 @@
 //!   `creating` means that its maker is dead.
 //! - *A process dies at any point.* Whatever it had made is named after the id, and its lock is free: the next call
 //!   ([`crate::sweep`]) removes it.
+//! - *A caller goes away.* From the claim to the running box everything is done by one thread that holds the lock, and
+//!   goes on to the end ([`Engine::blocking`]).
 //! - *A box dies between two calls.* Its pid and start time are in the row; a call that finds them gone takes the lock and
 //!   makes a new box over the same files, and says that the interpreters' state is lost.
 
@@ -24,18 +26,23 @@ use carrel_proto::{
     guest::{EndReason, Language},
     id::{Key, SandboxId},
     limits::Limits,
-    message::{Event, Request},
+    message::{self, Request},
     problem::{Code, Problem},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     Engine,
+    events::{Event, Kind},
     lock::Lock,
-    registry::{Owner, Record, Spec, State, boot_id},
+    quota::Quota,
+    registry::{Claim, Cursor, ListFilter, Owner, Page, Record, Registry, Spec, State, boot_id},
+    tenant::{Labels, Tenant},
 };
 
 /// What a caller wants of a sandbox that may have to be made.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Wish {
     /// None: any, `python` if it has to be made.
     pub environment: Option<String>,
@@ -46,6 +53,16 @@ pub struct Wish {
     pub max_lifetime_s: u64,
     /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
     pub first: Option<Language>,
+    /// Whose it is. That, and what follows from it, is for the front door to say and for nobody to write down.
+    #[serde(skip)]
+    pub tenant: Tenant,
+    pub labels: Labels,
+    /// What the tenant may hold in all. None: as much as the host has.
+    #[serde(skip)]
+    pub quota: Option<Quota>,
+    /// Who asks, for the events.
+    #[serde(skip)]
+    pub caller: Option<Arc<str>>,
 }
 
 /// An ephemeral sandbox whose caller is gone ends by itself after this long.
@@ -53,7 +70,8 @@ const EPHEMERAL_IDLE_S: u64 = 30;
 pub(crate) const DEFAULT_ENVIRONMENT: &str = "python";
 
 /// What a caller should be told of the sandbox it got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Note {
     /// The sandbox of this name had ended; this is a new, empty one.
     Ended(EndReason),
@@ -83,7 +101,7 @@ impl Note {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Found {
     pub record: Record,
     pub created: bool,
@@ -99,86 +117,122 @@ impl Engine {
         record.boot == boot_id() && record.placed.as_ref().is_some_and(|placed| self.backend.is_alive(placed))
     }
 
-    /// The sandbox of this key, made or revived if need be.
+    /// The sandbox of this key of the wish's tenant, made or revived if need be.
     pub async fn sandbox(&self, key: &Key, wish: &Wish) -> Result<Found, Problem> {
         let mut note = None;
         loop {
-            let Some(record) = self.registry.by_key(key)? else {
-                match self.make(Some(key), wish, None).await? {
-                    Some(record) => return Ok(Found { record, created: true, note }),
-                    None => continue,
+            let record = match self.registry.by_key(&wish.tenant, key)? {
+                Some(record) if record.state != State::Ended => record,
+                ended => {
+                    note = ended.and_then(|record| record.reason).map(Note::Ended).or(note);
+                    match self.make(Some(key), wish, None).await? {
+                        Some(record) => return Ok(Found { record, created: true, note }),
+                        None => continue,
+                    }
                 }
             };
-            match record.state {
-                State::Running if self.is_alive(&record) => {
-                    self.check_environment(&record, wish)?;
-                    self.registry.touch(&record.id)?;
-                    return Ok(Found { record, created: false, note });
-                }
-                State::Ended => {
-                    note = record.reason.map(Note::Ended);
-                    if let Some(record) = self.make(Some(key), wish, None).await? {
-                        return Ok(Found { record, created: true, note });
-                    }
-                }
-                State::Creating | State::Closing => {
-                    let lock = Lock::take(&self.settings.state, &record.id).await?;
-                    self.settle(&record.id, lock)?;
-                }
-                State::Running | State::Lost => {
-                    let lock = Lock::take(&self.settings.state, &record.id).await?;
-                    if self.settle(&record.id, lock)? {
-                        self.check_environment(&record, wish)?;
-                        if let Some(found) = self.revive(&record.id).await? {
-                            return Ok(found);
-                        }
-                    }
-                }
+            if record.state == State::Running && self.is_alive(&record) {
+                self.check_environment(&record, wish.environment.as_deref())?;
+                return self.retrieved(record, wish.caller.clone()).await;
+            }
+            let environment = wish.environment.clone();
+            if let Some(found) = self.bring_back(&record.id, environment, wish.caller.clone()).await? {
+                return Ok(found);
             }
         }
     }
 
     /// A sandbox of its own for one call.
     pub async fn ephemeral(&self, wish: &Wish) -> Result<Record, Problem> {
-        self.make(None, wish, Some(Owner::me())).await?.ok_or_else(|| Problem::internal("a new id was taken"))
+        self.ephemeral_of(Owner::me(), wish).await
+    }
+
+    /// As [`Engine::ephemeral`], for another process: the sandbox goes when that one does.
+    pub async fn ephemeral_of(&self, owner: Owner, wish: &Wish) -> Result<Record, Problem> {
+        self.make(None, wish, Some(owner)).await?.ok_or_else(|| Problem::internal("a new id was taken"))
+    }
+
+    /// A new sandbox that stays, and is found by its id alone.
+    pub async fn nameless(&self, wish: &Wish) -> Result<Record, Problem> {
+        self.make(None, wish, None).await?.ok_or_else(|| Problem::internal("a new id was taken"))
     }
 
     /// The sandbox with this id or key, if it lives.
     pub async fn existing(&self, name: &str, key: Option<&Key>) -> Result<Found, Problem> {
-        let unknown = || {
-            Problem::new(Code::SandboxNotFound, format!("there is no sandbox `{name}`"))
-                .hint("`carrel ls` lists them; `carrel run -s NAME …` or `carrel open NAME` makes one")
-        };
+        self.existing_of(&Tenant::local(), name, key).await
+    }
+
+    /// As [`Engine::existing`], for a tenant. Somebody else's sandbox is not there, in the very words and with the very
+    /// code of one that never was.
+    pub async fn existing_of(
+        &self,
+        tenant: &Tenant,
+        name: &str,
+        key: Option<&Key>,
+    ) -> Result<Found, Problem> {
         let by_id = match name.parse::<SandboxId>() {
-            Ok(id) => self.registry.by_id(&id)?,
+            Ok(id) => self.registry.by_id_of(tenant, &id)?,
             Err(_) => None,
         };
         let record = match (by_id, key) {
             (Some(record), _) => Some(record),
-            (None, Some(key)) => self.registry.by_key(key)?,
+            (None, Some(key)) => self.registry.by_key(tenant, key)?,
             (None, None) => None,
         };
-        let record = record.filter(|record| record.state != State::Ended).ok_or_else(unknown)?;
+        let record = record.filter(|record| record.state != State::Ended).ok_or_else(|| unknown(name))?;
         if record.state == State::Running && self.is_alive(&record) {
-            self.registry.touch(&record.id)?;
-            return Ok(Found { record, created: false, note: None });
+            return self.retrieved(record, None).await;
         }
-        let lock = Lock::take(&self.settings.state, &record.id).await?;
-        if self.settle(&record.id, lock)?
-            && let Some(found) = self.revive(&record.id).await?
-        {
+        if let Some(found) = self.bring_back(&record.id, None, None).await? {
             return Ok(found);
         }
         self.registry
             .by_id(&record.id)?
             .filter(|record| record.state == State::Running)
-            .map_or_else(|| Err(unknown()), |record| Ok(Found { record, created: false, note: None }))
+            .map_or_else(|| Err(unknown(name)), |record| Ok(Found { record, created: false, note: None }))
     }
 
-    fn check_environment(&self, record: &Record, wish: &Wish) -> Result<(), Problem> {
-        let Some(wanted) = &wish.environment else { return Ok(()) };
-        self.settings.environments.source(wanted)?;
-        if self.settings.environments.same_software(wanted, &record.spec.environment) {
+    /// A sandbox that was there and lives.
+    async fn retrieved(&self, record: Record, caller: Option<Arc<str>>) -> Result<Found, Problem> {
+        if Registry::is_stale(&record) {
+            let id = record.id.clone();
+            self.blocking(move |engine| engine.registry.touch(&id)).await?;
+        }
+        self.note(Event::of(Kind::SessionRetrieved, &record).caller(caller));
+        Ok(Found { record, created: false, note: None })
+    }
+
+    /// Waits for whoever is at work on a sandbox, finishes what a dead process left, and revives it if it is lost. `None`:
+    /// it is not lost (any more), or gone.
+    async fn bring_back(
+        &self,
+        id: &SandboxId,
+        environment: Option<String>,
+        caller: Option<Arc<str>>,
+    ) -> Result<Option<Found>, Problem> {
+        let lock = self.lock(id).await?;
+        let id = id.clone();
+        self.blocking(move |engine| {
+            let Some(lock) = engine.settle(&id, lock)? else { return Ok(None) };
+            let found = engine.revive(&id, environment.as_deref())?;
+            drop(lock);
+            if let Some(found) = &found {
+                engine.note(Event::of(Kind::SessionRevived, &found.record).caller(caller));
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    pub(crate) async fn lock(&self, id: &SandboxId) -> Result<Lock, Problem> {
+        self.locks.take(&self.settings.state, id).await
+    }
+
+    /// Whether code for `wanted` is at home in this sandbox.
+    pub fn check_environment(&self, record: &Record, wanted: Option<&str>) -> Result<(), Problem> {
+        let Some(wanted) = wanted else { return Ok(()) };
+        self.environments().source(wanted)?;
+        if self.environments().same_software(wanted, &record.spec.environment) {
             return Ok(());
         }
         // A language that the sandbox's own environment has is meant as that language.
@@ -198,7 +252,7 @@ impl Engine {
         owner: Option<Owner>,
     ) -> Result<Option<Record>, Problem> {
         let environment = wish.environment.clone().unwrap_or_else(|| DEFAULT_ENVIRONMENT.to_owned());
-        self.settings.environments.source(&environment)?;
+        self.environments().source(&environment)?;
         let spec = Spec {
             environment,
             limits: wish.limits.clone(),
@@ -208,19 +262,43 @@ impl Engine {
             max_lifetime_s: wish.max_lifetime_s,
             ephemeral: owner,
         };
-        self.backend.expect();
         let mut random = [0; 10];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(Problem::internal)?;
-        let id = SandboxId::from_random(random);
-        // Before the row, so that nobody ever sees the row with a free lock while we live.
-        let lock = Lock::take_new(&self.settings.state, &id).await?;
-        let Some(record) = self.registry.claim(&id, key, &spec)? else {
-            lock.discard();
-            return Ok(None);
+        let claim = Claim {
+            id: SandboxId::from_random(random),
+            tenant: wish.tenant.clone(),
+            key: key.cloned(),
+            spec,
+            labels: wish.labels.clone(),
+            quota: wish.quota,
         };
-        match self.place(&record, None, wish.first).await {
-            Ok(placed) => Ok(Some(Record { state: State::Running, placed: Some(placed), ..record })),
+        let (first, caller) = (wish.first, wish.caller.clone());
+        self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await
+    }
+
+    fn claim_and_place(
+        &self,
+        claim: &Claim,
+        first: Option<Language>,
+        caller: Option<Arc<str>>,
+    ) -> Result<Option<Record>, Problem> {
+        self.backend.expect();
+        // Before the row, so that nobody ever sees the row with a free lock while we live.
+        let lock = Lock::take_new(&self.settings.state, &claim.id)?;
+        let record = match self.registry.claim(claim) {
+            Ok(Some(record)) => record,
+            refused => {
+                lock.discard();
+                return refused;
+            }
+        };
+        match self.place(&record, None, first) {
+            Ok(placed) => {
+                let record = Record { state: State::Running, placed: Some(placed), ..record };
+                self.note(Event::of(Kind::SessionCreated, &record).caller(caller));
+                Ok(Some(record))
+            }
             Err(problem) => {
                 self.erase(&record.id, None, lock)?;
                 Err(problem)
@@ -229,7 +307,7 @@ impl Engine {
     }
 
     /// Makes the box of a row whose lock is held.
-    async fn place(
+    fn place(
         &self,
         record: &Record,
         before: Option<&Placed>,
@@ -257,41 +335,39 @@ impl Engine {
             workspace: before.map(|placed| placed.workspace),
             first,
         };
-        let backend = Arc::clone(&self.backend);
-        let placed = tokio::task::spawn_blocking(move || backend.create(&request))
-            .await
-            .map_err(Problem::internal)??;
+        let placed = self.backend.create(&request)?;
         self.registry.set_placed(&record.id, &placed)?;
         Ok(placed)
     }
 
-    /// Brings a lost sandbox back over its files. `None`: it is not lost any more, or gone.
-    async fn revive(&self, id: &SandboxId) -> Result<Option<Found>, Problem> {
-        let _lock = Lock::take(&self.settings.state, id).await?;
+    /// Brings a lost sandbox, whose lock is held, back over its files. `None`: it is gone.
+    fn revive(&self, id: &SandboxId, environment: Option<&str>) -> Result<Option<Found>, Problem> {
         let Some(record) = self.registry.by_id(id)? else { return Ok(None) };
         let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else {
             return Ok(None);
         };
-        let placed = self.place(&record, Some(&before), None).await?;
+        self.check_environment(&record, environment)?;
+        let placed = self.place(&record, Some(&before), None)?;
         self.registry.touch(id)?;
         let note = if record.reason == Some(EndReason::Closed) { Note::Reopened } else { Note::Revived };
-        let record =
-            Record { state: State::Running, placed: Some(placed), boot: boot_id(), reason: None, ..record };
+        let boot = boot_id().to_owned();
+        let record = Record { state: State::Running, placed: Some(placed), boot, reason: None, ..record };
         Ok(Some(Found { record, created: false, note: Some(note) }))
     }
 
-    /// With the lock held: finishes what a dead process left half done. `true`: the sandbox is lost and can be revived.
-    pub(crate) fn settle(&self, id: &SandboxId, lock: Lock) -> Result<bool, Problem> {
+    /// With the lock held: finishes what a dead process left half done. The lock comes back if the sandbox is lost, so that
+    /// it can be revived.
+    pub(crate) fn settle(&self, id: &SandboxId, lock: Lock) -> Result<Option<Lock>, Problem> {
         let Some(record) = self.registry.by_id(id)? else {
             lock.discard();
-            return Ok(false);
+            return Ok(None);
         };
         match record.state {
-            State::Running if self.is_alive(&record) => Ok(false),
-            State::Ended => Ok(false),
+            State::Running if self.is_alive(&record) => Ok(None),
+            State::Ended => Ok(None),
             State::Creating | State::Closing => {
                 self.erase(id, record.placed.as_ref(), lock)?;
-                Ok(false)
+                Ok(None)
             }
             State::Running | State::Lost => {
                 let directory = self.directory(id);
@@ -302,17 +378,21 @@ impl Engine {
                         None => self.registry.remove(id)?,
                     }
                     lock.discard();
-                    return Ok(false);
+                    let word = if reason == EndReason::Lifetime { "lifetime" } else { "idle" };
+                    self.note(Event::of(Kind::SessionDeleted, &record).detail(word));
+                    return Ok(None);
                 }
                 if record.spec.ephemeral.is_some() || record.placed.is_none() {
                     self.erase(id, record.placed.as_ref(), lock)?;
-                    return Ok(false);
+                    self.note(Event::of(Kind::SessionDeleted, &record).detail("lost"));
+                    return Ok(None);
                 }
                 if record.state == State::Running {
                     self.backend.destroy(id, &directory, record.placed.as_ref())?;
                     self.registry.set_state(id, State::Lost, None)?;
+                    self.note(Event::of(Kind::SessionLost, &record));
                 }
-                Ok(true)
+                Ok(Some(lock))
             }
         }
     }
@@ -333,8 +413,19 @@ impl Engine {
 
     /// Ends a sandbox. With `keep` its workspace is moved there first.
     pub async fn close(&self, record: &Record, keep: Option<&std::path::Path>) -> Result<(), Problem> {
-        let lock = Lock::take(&self.settings.state, &record.id).await?;
-        let Some(record) = self.registry.by_id(&record.id)? else {
+        let lock = self.lock(&record.id).await?;
+        let (id, keep) = (record.id.clone(), keep.map(std::path::Path::to_path_buf));
+        self.blocking(move |engine| engine.close_locked(&id, lock, keep.as_deref(), "closed")).await
+    }
+
+    pub(crate) fn close_locked(
+        &self,
+        id: &SandboxId,
+        lock: Lock,
+        keep: Option<&std::path::Path>,
+        why: &'static str,
+    ) -> Result<(), Problem> {
+        let Some(record) = self.registry.by_id(id)? else {
             lock.discard();
             return Ok(());
         };
@@ -343,19 +434,30 @@ impl Engine {
         }
         self.registry.set_state(&record.id, State::Closing, Some(EndReason::Closed))?;
         self.erase(&record.id, record.placed.as_ref(), lock)?;
+        self.note(Event::of(Kind::SessionDeleted, &record).detail(why));
         self.backend.restock(&record.spec.limits);
         Ok(())
     }
 
     /// Ends a sandbox's processes and keeps its files: whoever means it next brings it back over them.
     pub async fn stop(&self, record: &Record) -> Result<(), Problem> {
-        let _lock = Lock::take(&self.settings.state, &record.id).await?;
-        let Some(record) = self.registry.by_id(&record.id)?.filter(|record| record.state == State::Running)
-        else {
-            return Ok(());
-        };
-        self.backend.destroy(&record.id, &self.directory(&record.id), record.placed.as_ref())?;
-        self.registry.set_state(&record.id, State::Lost, Some(EndReason::Closed))
+        let lock = self.lock(&record.id).await?;
+        let id = record.id.clone();
+        self.blocking(move |engine| {
+            let Some(record) = engine.registry.by_id(&id)? else {
+                lock.discard();
+                return Ok(());
+            };
+            if record.state != State::Running {
+                return Ok(());
+            }
+            engine.backend.destroy(&id, &engine.directory(&id), record.placed.as_ref())?;
+            engine.registry.set_state(&id, State::Lost, Some(EndReason::Closed))?;
+            drop(lock);
+            engine.note(Event::of(Kind::SessionStopped, &record));
+            Ok(())
+        })
+        .await
     }
 
     /// What is known of the sandbox with this id, whether it lives or not.
@@ -363,10 +465,20 @@ impl Engine {
         Ok(self.registry.by_id(id)?.filter(|record| record.state != State::Ended))
     }
 
+    /// As [`Engine::record`], for a tenant: `None` for somebody else's as for one that never was.
+    pub fn record_of(&self, tenant: &Tenant, id: &SandboxId) -> Result<Option<Record>, Problem> {
+        Ok(self.registry.by_id_of(tenant, id)?.filter(|record| record.state != State::Ended))
+    }
+
+    /// The sandbox of a tenant's key as it is written down, whether it lives or not.
+    pub fn record_by_key(&self, tenant: &Tenant, key: &Key) -> Result<Option<Record>, Problem> {
+        Ok(self.registry.by_key(tenant, key)?.filter(|record| record.state != State::Ended))
+    }
+
     /// The agent's own view of a sandbox.
     pub async fn status(&self, record: &Record) -> Result<carrel_proto::message::Status, Problem> {
         match self.ask(record, &Request::Status).await? {
-            Event::Status(status) => Ok(status),
+            message::Event::Status(status) => Ok(status),
             _ => Err(Problem::new(Code::Protocol, "the agent did not say its status")),
         }
     }
@@ -376,6 +488,17 @@ impl Engine {
         let all = self.registry.all()?;
         Ok(all.into_iter().filter(|record| record.state != State::Ended).collect())
     }
+
+    /// Some of them, in the order they were made; the page says how to go on.
+    pub fn list_page(&self, filter: &ListFilter, after: Option<Cursor>, limit: u32) -> Result<Page, Problem> {
+        self.registry.page(filter, after, limit)
+    }
+}
+
+/// The one answer for what is not there and for what is not the caller's.
+fn unknown(name: &str) -> Problem {
+    Problem::new(Code::SandboxNotFound, format!("there is no sandbox `{name}`"))
+        .hint("`carrel ls` lists them; `carrel run -s NAME …` or `carrel open NAME` makes one")
 }
 
 /// What the agent wrote before it ended the sandbox by itself.

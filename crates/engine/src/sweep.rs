@@ -1,4 +1,5 @@
-//! Cleaning up after processes that died: done at the start of every call, cheap when there is nothing to do.
+//! Cleaning up after processes that died, and after time: at the start of every call of a process that lives for one, now
+//! and then by one that stays. Cheap when there is nothing to do; reads the registry piece by piece, so that nobody waits.
 
 use std::collections::BTreeSet;
 
@@ -14,52 +15,83 @@ use crate::{
 /// How long an ended sandbox is remembered for a caller that comes back.
 const REMEMBERED_MS: u64 = 7 * 24 * 3600 * 1000;
 
+/// How a sandbox is ended by a sweep.
+enum End {
+    /// Half made, half closed, or dead: as it turns out.
+    Settle,
+    Close(&'static str),
+}
+
 impl Engine {
-    /// Removes what nobody will come back for. Errors of one sandbox do not stop the others; the first is returned.
+    /// Removes what nobody will come back for. Errors of one sandbox do not stop the others; the first is returned. It
+    /// may take a while: not for an async task, which has [`Engine::tidy`].
     pub fn sweep(&self) -> Result<(), Problem> {
-        let records = self.registry.all()?;
         let mut first = Ok(());
-        for record in &records {
-            if let Err(problem) = self.sweep_one(record) {
-                first = first.and(Err(problem));
+        let mut known = BTreeSet::new();
+        let mut number = 0;
+        while let Some(records) = self.registry.after(number)? {
+            for record in records {
+                number = record.number;
+                if let Err(problem) = self.sweep_one(&record) {
+                    first = first.and(Err(problem));
+                }
+                known.insert(record.id);
             }
         }
-        self.sweep_strays(&records).and(first)
+        let rest = [self.registry.sweep_scopes(), self.registry.sweep_answers()];
+        rest.into_iter().fold(self.sweep_strays(&known).and(first), Result::and)
+    }
+
+    /// [`Engine::sweep`] for a process that stays: to be called every few seconds, and right after the start.
+    pub async fn tidy(&self) -> Result<(), Problem> {
+        self.blocking(Engine::sweep).await
     }
 
     fn sweep_one(&self, record: &Record) -> Result<(), Problem> {
-        let now = now_ms();
-        let too_old = now > record.used_unix_ms + record.spec.max_lifetime_s * 1000;
-        let wanted = match record.state {
-            State::Ended => {
-                if now > record.used_unix_ms + REMEMBERED_MS {
-                    self.registry.remove(&record.id)?;
-                }
-                return Ok(());
+        if record.state == State::Ended {
+            if now_ms() > record.used_unix_ms.saturating_add(REMEMBERED_MS) {
+                self.registry.remove(&record.id)?;
             }
-            State::Running => {
-                let orphan = record.spec.ephemeral.is_some_and(|owner| !owner.is_alive());
-                orphan || !self.is_alive(record)
-            }
-            State::Lost => too_old,
-            State::Creating | State::Closing => true,
-        };
-        if !wanted {
+            return Ok(());
+        }
+        if self.end_of(record).is_none() {
             return Ok(());
         }
         let lock = Lock::try_take(&self.settings.state, &record.id).map_err(Problem::internal)?;
         // Held: somebody is at work on it.
         let Some(lock) = lock else { return Ok(()) };
-        let orphan = record.spec.ephemeral.is_some_and(|owner| !owner.is_alive());
-        if orphan || (record.state == State::Lost && too_old) {
-            return self.erase(&record.id, record.placed.as_ref(), lock);
+        // Since it was read, somebody may have brought it back, or closed it.
+        let Some(record) = self.registry.by_id(&record.id)? else {
+            lock.discard();
+            return Ok(());
+        };
+        match self.end_of(&record) {
+            None => Ok(()),
+            Some(End::Settle) => self.settle(&record.id, lock).map(drop),
+            Some(End::Close(why)) => self.close_locked(&record.id, lock, None, why),
         }
-        self.settle(&record.id, lock).map(drop)
+    }
+
+    /// What is to be done with a sandbox that nobody is at work on.
+    fn end_of(&self, record: &Record) -> Option<End> {
+        let now = now_ms();
+        let lifetime = record.spec.max_lifetime_s.saturating_mul(1000);
+        let due = record.close_at_unix_ms.is_some_and(|at| at <= now);
+        let orphan = || record.spec.ephemeral.is_some_and(|owner| !owner.is_alive());
+        match record.state {
+            State::Ended => None,
+            State::Creating | State::Closing => Some(End::Settle),
+            _ if due => Some(End::Close("scope")),
+            State::Running | State::Lost if orphan() => Some(End::Close("orphan")),
+            State::Running => (!self.is_alive(record)).then_some(End::Settle),
+            State::Lost => {
+                (now > record.used_unix_ms.saturating_add(lifetime)).then_some(End::Close("lifetime"))
+            }
+        }
     }
 
     /// Directories and locks without a row: their maker died before or after it.
-    fn sweep_strays(&self, records: &[Record]) -> Result<(), Problem> {
-        let known: BTreeSet<&str> = records.iter().map(|record| record.id.as_str()).collect();
+    fn sweep_strays(&self, known: &BTreeSet<SandboxId>) -> Result<(), Problem> {
         for place in ["sandboxes", "locks"] {
             let entries = std::fs::read_dir(self.settings.state.join(place)).into_iter().flatten().flatten();
             for entry in entries {
@@ -67,7 +99,7 @@ impl Engine {
                 else {
                     continue;
                 };
-                if known.contains(id.as_str()) {
+                if known.contains(&id) {
                     continue;
                 }
                 let Some(lock) = Lock::try_take(&self.settings.state, &id).map_err(Problem::internal)? else {

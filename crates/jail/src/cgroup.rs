@@ -6,6 +6,7 @@
 
 mod delegated;
 pub mod scope;
+pub mod update;
 
 use std::{fs, io, path::PathBuf};
 
@@ -245,6 +246,8 @@ impl Hierarchy {
                     memory_peak: file("memory.peak"),
                     cpu: file("cpu.stat"),
                     pids: file("pids.events"),
+                    memory: file("memory.current"),
+                    processes: file("pids.current"),
                     born_in: Some(directory),
                 })
             }
@@ -279,6 +282,8 @@ impl Hierarchy {
             memory_peak: file(&memory, "memory.max_usage_in_bytes"),
             cpu: file(&self.v1("cpuacct", name), "cpuacct.usage"),
             pids: file(&pids, "pids.events"),
+            memory: file(&memory, "memory.usage_in_bytes"),
+            processes: file(&pids, "pids.current"),
         })
     }
 

@@ -75,6 +75,8 @@ pub struct CgroupSpec {
     pub memory_peak: Option<PathBuf>,
     pub cpu: Option<PathBuf>,
     pub pids: Option<PathBuf>,
+    pub memory: Option<PathBuf>,
+    pub processes: Option<PathBuf>,
 }
 
 /// A line of the stage's answer.
@@ -223,6 +225,8 @@ struct Handover {
     memory_peak: Option<File>,
     cpu: Option<File>,
     pids: Option<File>,
+    memory: Option<File>,
+    processes: Option<File>,
 }
 
 /// Config, listener, then the meters: small numbers right after the standard three.
@@ -247,6 +251,8 @@ impl Handover {
                 .or_fail(meters)?,
             cpu: open(&spec.cpu, false).or_fail(meters)?,
             pids: open(&spec.pids, false).or_fail(meters)?,
+            memory: open(&spec.memory, false).or_fail(meters)?,
+            processes: open(&spec.processes, false).or_fail(meters)?,
         })
     }
 }
@@ -340,6 +346,8 @@ fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> 
         memory_peak: give(&meters.memory_peak)?,
         cpu: give(&meters.cpu)?,
         pids: give(&meters.pids)?,
+        memory: give(&meters.memory)?,
+        processes: give(&meters.processes)?,
     };
     spec.config.listener = FIRST + 1;
     let config = memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?;

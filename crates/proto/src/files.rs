@@ -61,18 +61,22 @@ pub enum FileReply {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Read {
     pub path: GuestPath,
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(maximum = 9223372036854775807usize))]
     pub offset: u64,
     /// Most bytes to return, at most [`MAX_READ`]. Without it the whole rest is meant, and a file that is too large
     /// for that is an error rather than a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(maximum = 9223372036854775807usize))]
     pub len: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Write {
     pub path: GuestPath,
@@ -86,6 +90,7 @@ pub struct Write {
     /// Permission bits (the lowest nine; setuid, setgid and sticky are never set). Without it, those of the file
     /// that is replaced, or 0644.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub mode: Option<u32>,
     /// Make missing directories above.
     #[serde(default)]
@@ -96,15 +101,18 @@ pub struct Write {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct List {
     #[serde(default = "GuestPath::root")]
     pub path: GuestPath,
     /// 1 is the directory alone; at most [`MAX_DEPTH`].
     #[serde(default = "one")]
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub depth: u32,
     /// At most [`MAX_PAGE`].
     #[serde(default = "page")]
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub limit: u32,
     /// [`Listing::next`] of the page before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,6 +120,7 @@ pub struct List {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Stat {
     pub path: GuestPath,
@@ -122,6 +131,7 @@ pub struct Stat {
 
 /// Renames exactly: `to` is the new path, not a directory to move into.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Move {
     pub from: GuestPath,
@@ -133,6 +143,7 @@ pub struct Move {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Delete {
     pub path: GuestPath,
@@ -142,6 +153,7 @@ pub struct Delete {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Mkdir {
     pub path: GuestPath,
@@ -149,11 +161,13 @@ pub struct Mkdir {
     #[serde(default)]
     pub parents: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub mode: Option<u32>,
 }
 
 /// By name, by content, or both. Symlinks are not followed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Search {
     #[serde(default = "GuestPath::root")]
@@ -171,14 +185,17 @@ pub struct Search {
     #[serde(default)]
     pub ignore_case: bool,
     #[serde(default = "matches")]
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub limit: u32,
     /// Files beyond this size are counted as skipped; at most [`MAX_TEXT_FILE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(maximum = 9223372036854775807usize))]
     pub max_file: Option<u64>,
 }
 
 /// Replaces text in one file, or in all files below a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Replace {
     pub path: GuestPath,
@@ -191,10 +208,12 @@ pub struct Replace {
     pub regex: bool,
     /// Nothing is changed unless the one file has exactly this many occurrences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(maximum = 9223372036854775807usize))]
     pub expect: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     File,
@@ -207,6 +226,7 @@ pub enum Kind {
 
 /// What is known of one file without opening it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Entry {
     /// In a listing the path below the listed directory, else the path that was asked for.
     pub name: Name,
@@ -218,10 +238,12 @@ pub struct Entry {
     pub mtime_ns: i64,
     /// Of a symlink.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub target: Option<Name>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ReadReply {
     pub data: Content,
     pub offset: u64,
@@ -233,33 +255,40 @@ pub struct ReadReply {
 
 /// A page, ordered by path: component by component, bytes compared.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Listing {
     pub entries: Vec<Entry>,
     /// Pass as `after` for the next page; none at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub next: Option<Name>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Deleted {
     /// Files, links and directories.
     pub removed: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Match {
     /// Relative to the workspace.
     pub path: Name,
     /// From 1; none when only the name was searched for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub line: Option<u64>,
     /// At most [`MAX_LINE`] bytes around the match, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub text: Option<String>,
 }
 
 /// Files that were not looked into, by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Skipped {
     pub binary: u64,
     pub too_large: u64,
@@ -268,6 +297,7 @@ pub struct Skipped {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Found {
     pub matches: Vec<Match>,
     pub files_searched: u64,
@@ -277,12 +307,14 @@ pub struct Found {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ReplacedIn {
     pub path: Name,
     pub count: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Replaced {
     pub files: Vec<ReplacedIn>,
     pub count: u64,

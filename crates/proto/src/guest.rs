@@ -8,6 +8,7 @@ use crate::{id::SandboxId, limits::Limits};
 
 /// A language that has a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Language {
     Python,
@@ -33,6 +34,7 @@ impl Language {
 
 /// How to start one interpreter inside the box.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Interpreter {
     /// Absolute path inside the box.
@@ -40,9 +42,11 @@ pub struct Interpreter {
     pub version: String,
     /// Directories with third-party modules (python: site-packages).
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
     pub site: Vec<String>,
     /// What was looked for and not found, when `program` is empty.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
     pub missing: String,
 }
 
@@ -87,6 +91,10 @@ pub struct Meters {
     pub cpu: Option<i32>,
     /// `pids.events`: has a line `max N`.
     pub pids: Option<i32>,
+    /// `memory.current` or `memory.usage_in_bytes`.
+    pub memory: Option<i32>,
+    /// `pids.current`.
+    pub processes: Option<i32>,
 }
 
 /// The agent's whole configuration, handed over once at the start.
@@ -120,6 +128,7 @@ pub struct AgentConfig {
 
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
     Idle,

@@ -17,3 +17,5 @@ pub mod limits;
 pub mod message;
 pub mod outcome;
 pub mod problem;
+#[cfg(feature = "schema")]
+mod schema;

@@ -12,6 +12,8 @@ pub const INTERRUPT_GRACE: Duration = Duration::from_secs(2);
 
 /// Bytes, written `64MB`, `1GB`, `512KiB` or as a plain number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(description = "Bytes.", maximum = 9223372036854775807usize))]
 #[serde(transparent)]
 pub struct ByteSize(pub u64);
 
@@ -62,17 +64,21 @@ impl fmt::Display for ByteSize {
 
 /// Limits of one sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// CPUs, in thousandths: 2000 is two.
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub cpu_millis: u32,
     pub memory: ByteSize,
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub pids: u32,
     /// Of the workspace.
     pub disk: ByteSize,
     /// Output kept per run or exec; what is beyond is counted, not kept.
     pub output: ByteSize,
     /// Runs and execs under way at once.
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
     pub execs: u32,
 }
 
@@ -91,6 +97,7 @@ impl Default for Limits {
 
 /// How a limit is enforced on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case", tag = "by", content = "detail")]
 pub enum Enforcement {
     CgroupV2,
@@ -107,6 +114,7 @@ pub enum Enforcement {
 
 /// Every limit with the way it is enforced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Enforced {
     pub memory: Enforcement,
     pub pids: Enforcement,

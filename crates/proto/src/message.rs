@@ -12,19 +12,24 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    files::{FileReply, FileRequest},
+    files::{Content, FileReply, FileRequest},
     guest::{Interpreter, Language},
     id::{ExecId, SessionName},
+    limits::Limits,
     outcome::Outcome,
     problem::Problem,
 };
 
 /// Raised with every incompatible change. Engine and agent of different versions refuse each other politely.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Largest piece of code of one run.
 pub const MAX_CODE: usize = 8 << 20;
 /// Most arguments plus variables of an exec: the kernel's own bound is near 2 MiB in bytes.
 pub const MAX_ARGS: usize = 16 * 1024;
+/// Most bytes of a session's variables, names included: half of what the kernel takes for a whole command.
+pub const MAX_VARIABLES: usize = 1 << 20;
+/// Longest variable, name and `=` included: the kernel's own bound, less the final zero.
+pub const MAX_VARIABLE: usize = (128 << 10) - 1;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -46,7 +51,13 @@ pub enum Request {
         exec: ExecId,
         timeout_ms: u64,
     },
-    /// End of the exec's input. Input itself comes as data frames on the tag of its `Exec` or `Attach`.
+    /// Input for an exec from anyone: at most [`crate::frame::MAX_DATA`] bytes. Answered when all of it is taken or queued;
+    /// one that is not taken in time is refused as a whole.
+    WriteStdin {
+        exec: ExecId,
+        data: Content,
+    },
+    /// End of the exec's input. Input also comes as data frames on the tag of its `Exec` or `Attach`.
     CloseStdin {
         exec: ExecId,
     },
@@ -68,7 +79,29 @@ pub enum Request {
     CloseSession {
         name: SessionName,
     },
+    /// Changes the session's variables, for what starts from now on and for the next run of interpreters that are up.
+    SetEnv {
+        session: SessionName,
+        #[serde(default)]
+        set: BTreeMap<String, String>,
+        #[serde(default)]
+        unset: Vec<String>,
+    },
     Status,
+    Usage,
+    /// What listens in the sandbox.
+    Ports,
+    /// A TCP connection to a port of the sandbox. `Dialed` carries its socket beside the frame's first byte (`SCM_RIGHTS`);
+    /// it may still be connecting.
+    Dial {
+        port: u16,
+    },
+    /// Other limits and times for a sandbox that lives. The agent takes what it holds itself.
+    Configure {
+        limits: Limits,
+        idle_timeout_s: u64,
+        max_lifetime_s: u64,
+    },
     Files(FileRequest),
     /// Ends the sandbox.
     Shutdown,
@@ -112,8 +145,11 @@ pub struct Exec {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PtySize {
+    #[cfg_attr(feature = "schema", schema(maximum = 65535))]
     pub rows: u16,
+    #[cfg_attr(feature = "schema", schema(maximum = 65535))]
     pub cols: u16,
 }
 
@@ -149,6 +185,11 @@ pub enum Event {
         execs: Vec<ExecInfo>,
     },
     Status(Status),
+    Usage(Usage),
+    Ports {
+        ports: Vec<PortInfo>,
+    },
+    Dialed,
     Files(FileReply),
     Done,
     Failed(Problem),
@@ -167,12 +208,14 @@ impl Event {
 /// A value in every form its type offers, as in Jupyter: binary forms are base64. Travels as a chunk of the
 /// stream [`crate::frame::Stream::Display`], in order with the output around it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Display {
     pub kind: DisplayKind,
     pub mime: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum DisplayKind {
     /// The value of the last expression.
@@ -183,6 +226,7 @@ pub enum DisplayKind {
 
 /// One line of a listing of runs and execs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ExecInfo {
     pub exec: ExecId,
     pub session: SessionName,
@@ -190,10 +234,12 @@ pub struct ExecInfo {
     pub running: bool,
     pub started_unix_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub outcome: Option<Outcome>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum What {
     Run { language: Language },
@@ -211,8 +257,46 @@ pub struct Status {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SessionInfo {
     pub name: SessionName,
     /// Interpreters that are up.
     pub interpreters: Vec<Language>,
+    /// Where its commands and interpreters start.
+    pub cwd: String,
+    /// Its own variables, beyond those that every session has.
+    pub env: BTreeMap<String, String>,
+    pub opened_unix_ms: u64,
+}
+
+/// A TCP port that something in the sandbox listens on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PortInfo {
+    pub port: u16,
+    /// `0.0.0.0` and `::` are all addresses.
+    pub address: String,
+}
+
+/// What a sandbox uses now, and used so far.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Usage {
+    /// Of the whole sandbox where a cgroup measures it, else of its processes.
+    pub memory: u64,
+    /// The highest so far; none where no cgroup measures it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub peak_memory: Option<u64>,
+    /// CPU time since the sandbox was made; where no cgroup measures it, of the processes that are there now.
+    pub cpu_us: u64,
+    pub processes: u32,
+    /// Bytes of the workspace that are taken, and how many there are.
+    pub disk_used: u64,
+    pub disk_limit: u64,
+    pub uptime_ms: u64,
+    /// Since the last call ended; 0 while one is under way.
+    pub idle_ms: u64,
+    /// Runs and execs under way.
+    pub running: u32,
 }

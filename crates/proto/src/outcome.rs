@@ -6,6 +6,7 @@ use crate::{id::ExecId, problem::Problem};
 
 /// What became of the session's state. Every reply says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SessionState {
     /// Everything is as the call left it.
@@ -21,6 +22,7 @@ pub enum SessionState {
 
 /// Why a run or exec ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     Exit,
@@ -32,8 +34,23 @@ pub enum Cause {
     Cancelled,
 }
 
+impl Cause {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Cause::Exit => "exit",
+            Cause::Signal => "signal",
+            Cause::Oom => "oom",
+            Cause::Pids => "pids",
+            Cause::Disk => "disk",
+            Cause::Timeout => "timeout",
+            Cause::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// What a call used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Receipt {
     pub duration_us: u64,
     /// CPU time of the call: of the whole sandbox while it ran where a cgroup measures it, else of its processes.
@@ -46,29 +63,35 @@ pub struct Receipt {
     pub stderr_bytes: u64,
     /// Bytes that were produced but not kept because of the output limit.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
     pub output_dropped: u64,
 }
 
 /// How a run or exec ended, complete for a caller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Outcome {
     pub exec: ExecId,
     pub cause: Cause,
     /// As a shell would say it: 128 + n for signal n.
     pub exit_code: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub signal: Option<i32>,
     pub session_state: SessionState,
     /// An exception of the user's code, in short; the traceback is in stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub exception: Option<Exception>,
     /// Set when something other than the user's own exit ended the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub problem: Option<Problem>,
     pub receipt: Receipt,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Exception {
     pub name: String,
     pub message: String,

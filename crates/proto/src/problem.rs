@@ -67,12 +67,33 @@ codes! {
     AgentLost = "agent_lost",
     Protocol = "protocol",
     Config = "config",
+    /// No token came with the request, or none that is known.
+    Unauthorized = "unauthorized",
+    /// The token is known and may not do this.
+    Forbidden = "forbidden",
+    /// A quota of the caller is used up; the message says which, and by what.
+    Quota = "quota",
+    /// Too many requests in too short a time; the hint says when to come again.
+    RateLimited = "rate_limited",
+    /// It contradicts what is there, or what another call is doing.
+    Conflict = "conflict",
+    /// The thing is no longer as the caller's condition says.
+    PreconditionFailed = "precondition_failed",
+    /// Nothing listens on that port of the sandbox.
+    PortClosed = "port_closed",
+    /// None of the forms that the caller accepts can be given.
+    NotAcceptable = "not_acceptable",
+    /// The address is there, and does not know this method.
+    MethodNotAllowed = "method_not_allowed",
+    /// The daemon is shutting down or has more to do than it takes on; later it may work.
+    Unavailable = "unavailable",
     Unsupported = "unsupported",
     Internal = "internal",
 }
 
 /// One error, complete for a caller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[error("{message}")]
 pub struct Problem {
     pub code: Code,
@@ -81,6 +102,7 @@ pub struct Problem {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hint: String,
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
     pub session_state: SessionState,
 }
 

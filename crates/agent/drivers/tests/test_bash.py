@@ -99,12 +99,18 @@ class Shell:
             if not got:
                 break
 
-    def send(self, code):
+    def send(self, code, env=None):
         self.number += 1
         path = os.path.join(self.dir, "code")
         with open(path, "wb") as file:
             file.write(code if isinstance(code, bytes) else code.encode())
-        self.write(LINE % (self.number, path))
+        line = LINE % (self.number, path)
+        if env is not None:
+            changes = os.path.join(self.dir, "env")
+            with open(changes, "wb") as file:
+                file.write(b"".join(entry.encode() + b"\0" for entry in env))
+            line = f"\n__carrel_load;__carrel_env {changes}\n" + line.lstrip("\n")
+        self.write(line)
 
     def finish(self):
         while True:
@@ -119,8 +125,8 @@ class Shell:
             err, self.pending[self.err] = self.pending[self.err], b""
             return Result(reply["done"]["exit"], out.decode(), err.decode())
 
-    def run(self, code):
-        self.send(code)
+    def run(self, code, env=None):
+        self.send(code, env)
         return self.finish()
 
     def until(self, text):
@@ -205,6 +211,45 @@ class Persists(Case):
         self.check("echo b", "D echo b\nb\n")
         self.check("trap - DEBUG", None)
         self.check("echo c; trap 'x' TERM; trap", "c\ntrap -- 'echo usr1' SIGUSR1\ntrap -- 'x' SIGTERM\n")
+
+
+class Environment(Case):
+    """Changes of the session's variables come with a call and leave no other trace."""
+
+    def told(self, env, code, out, exit=0):
+        result = self.sh.run(code, env)
+        self.assertEqual((result.out, result.err, result.exit), (out, "", exit))
+
+    def test_set_change_and_unset_before_the_first_call_and_later(self):
+        self.told(["A=1", "B=x y", "n=7", "name=8"], "echo $A $B $n; env | grep -c '^[AB]='", "1 x y 7\n2\n")
+        self.told(["A=2", "B"], "env | grep '^[AB]='; echo ${B-none}", "A=2\nnone\n")
+        self.told([], "echo $A $name $#; declare -p __carrel_args >/dev/null", "2 8 0\n")
+        self.told(["A=line 1\nline 2 'q' \"q\" $HOME `id` \\\\", "E="], 'echo "$A"; echo "${E-none}"',
+                  "line 1\nline 2 'q' \"q\" $HOME `id` \\\\\n\n")
+
+    def test_status_arguments_options_and_traps_stay(self):
+        self.check("set -- a b; set -euo pipefail; shopt -s nullglob; trap 'echo err' ERR; trap 'echo dbg >/dev/null' DEBUG; (exit 0)")
+        self.told(["X=1"], 'echo $? $# $2 $X; [[ $- == *e*u* ]] && shopt -q nullglob && echo on', "0 2 b 1\non\n")
+        self.check("set +e; trap - ERR DEBUG; false", exit=1)
+        self.told(["X=2"], "echo $? $X", "1 2\n")
+        self.check("set -x; :", err=None)
+        result = self.sh.run("echo $X", ["X=3"])
+        self.assertEqual((result.out, result.err), ("3\n", "+++ echo 3\n"))
+
+    def test_a_shell_that_is_renewed_gets_them_too(self):
+        self.check("keep=1; exit 3", exit=3)
+        self.told(["A=1"], "echo $keep $A; exit 4", "1 1\n", exit=4)
+        self.told(["A", "C=2"], "echo $keep ${A-none} $C; env | grep ^C=", "1 none 2\nC=2\n")
+
+    def test_what_cannot_be_set_harms_nothing(self):
+        self.check("readonly R=1; declare -i I=1; A=(1 2); export() { echo mine; }; declare() { echo mine; }; builtin() { echo mine; }")
+        self.told(["R=2", "UID=5", "I=x+2", "x=1", "A=3", "PATH=/bin:/usr/bin", "IFS=:"], "echo $R $I; printf '%s\\n' $A; ls -d /", "1 2\n3\n/\n")
+        self.told(["IFS", "R"], "echo $R", "1\n")
+
+    def test_an_interrupt_between_calls_loses_nothing(self):
+        for number in range(20):
+            self.sh.interrupt()
+            self.told([f"A={number}"], "echo $A", f"{number}\n")
 
 
 class Leaves(Case):

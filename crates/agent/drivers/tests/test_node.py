@@ -65,9 +65,9 @@ class Driver:
             raise EOFError(f"driver died: {self.process.wait()} {b''.join(self.err)!r}")
         return json.loads(line)
 
-    def begin(self, code):
+    def begin(self, code, **more):
         self._id += 1
-        request = {"id": self._id, "code": code}
+        request = {"id": self._id, "code": code, **more}
         if self._interrupted:
             self._interrupted = False
             request["after_interrupt"] = True
@@ -85,8 +85,8 @@ class Driver:
                 return Outcome(displays, reply["done"])
             displays.append(reply["display"])
 
-    def run(self, code):
-        return self.finish(self.begin(code))
+    def run(self, code, **more):
+        return self.finish(self.begin(code, **more))
 
     def interrupt(self):
         self._interrupted = True
@@ -160,6 +160,33 @@ class Story(unittest.TestCase):
     def script(self, *pairs):
         for code, expected in pairs:
             self.assertEqual(self.value(code), expected, code)
+
+
+class Environment(Story):
+    """Changes of the session's variables come with a call and leave no other trace."""
+
+    SEEN = "require('child_process').execSync('echo -n $A:${B-none}').toString() + ':' + process.env.A + ':' + ('B' in process.env)"
+
+    def told(self, env, code, value):
+        outcome = self.driver.run(code, env=env)
+        self.assertEqual((outcome.value, outcome.exit, outcome.error), (value, 0, None))
+
+    def test_set_change_and_unset(self):
+        self.told({"A": "1", "B": "x y"}, self.SEEN, "'1:x y:1:true'")
+        self.told({"A": "2", "B": None, "NEVER": None}, self.SEEN, "'2:none:2:false'")
+        self.told({}, self.SEEN, "'2:none:2:false'")
+        self.told({"B": "", "__proto__": "p"}, "process.env.B + process.env.A", "'2'")
+
+    def test_user_code_in_the_way(self):
+        self.driver.run("Object.prototype.C = 'c'; Reflect.ownKeys = null; Array.prototype[Symbol.iterator] = null")
+        self.told({"A": "3"}, "process.env.A + Object.keys(process.env).includes('C')", "'3false'")
+        self.driver.run("process.env = new Proxy({}, { set() { throw 1 } })")
+        self.told({"A": "4"}, "1", "1")
+
+    def test_an_interrupt_on_the_way_loses_nothing(self):
+        for number in range(10):
+            self.driver.interrupt()
+            self.told({"A": str(number)}, "process.env.A", f"'{number}'")
 
 
 class State(Story):

@@ -103,9 +103,9 @@ class Driver:
         assert len(line) < 32 << 20, "reply line too long"
         return json.loads(line.decode())
 
-    def begin(self, code):
+    def begin(self, code, **more):
         self.number += 1
-        line = json.dumps({"id": self.number, "code": textwrap.dedent(code)}).encode() + b"\n"
+        line = json.dumps({"id": self.number, "code": textwrap.dedent(code), **more}).encode() + b"\n"
         threading.Thread(target=write_all, args=(self.requests, line), daemon=True).start()
         return Result()
 
@@ -126,8 +126,8 @@ class Driver:
                 getattr(result, name).extend(data)
         return result
 
-    def run(self, code):
-        return self.end(self.begin(code))
+    def run(self, code, **more):
+        return self.end(self.begin(code, **more))
 
     def interrupt(self):
         os.kill(self.pid, signal.SIGINT)
@@ -354,6 +354,40 @@ class Values(Case):
     def test_images(self):
         result = self.run_code("from PIL import Image; Image.new('RGB', (2, 2))")
         self.assertTrue(base64.b64decode(result.displays[0]["mime"]["image/png"]).startswith(b"\x89PNG"))
+
+
+class Environment(Case):
+    """Changes of the session's variables come with a call and leave no other trace."""
+
+    SEEN = "import os, subprocess; subprocess.run('echo [$A] [$B]', shell=True); print(os.environ.get('A'), os.getenv('B'))"
+
+    def told(self, env, code, out):
+        result = self.run_code(code, env=env)
+        self.assertEqual((result.out.decode(), result.err.decode(), result.done["exit"]), (out, "", 0))
+
+    def test_set_change_and_unset_before_os_is_there_and_later(self):
+        self.told({"A": "1", "B": "ü → 🙂\n"}, "import os; print(os.environ['A'], ascii(os.environ['B']))", "1 '\\xfc \\u2192 \\U0001f642\\n'\n")
+        self.told({"A": "2", "B": None, "NEVER": None}, self.SEEN, "[2] []\n2 None\n")
+        self.told({}, self.SEEN, "[2] []\n2 None\n")
+        self.told({"B": ""}, self.SEEN, "[2] []\n2 \n")
+
+    def test_nothing_else_changes(self):
+        self.run_code("_ = before = None; before = sorted(globals())")
+        self.told({"A": "1"}, "print(sorted(set(globals()) - set(before)))", "[]\n")
+
+    def test_user_code_in_the_way(self):
+        self.run_code("""
+            import os, posix
+            posix.putenv = posix.unsetenv = os.putenv = None
+            posix.environ = {}
+        """)
+        self.told({"A": "9"}, "import subprocess; print(os.environ['A'])", "9\n")
+
+    def test_an_interrupt_on_the_way_loses_nothing(self):
+        for number in range(20):
+            self.driver.interrupt()
+            self.run_code("", env={"A": str(number)})
+            self.told({}, "import os; print(os.environ['A'])", "%d\n" % number)
 
 
 class Errors(Case):

@@ -285,7 +285,7 @@ impl Desk<'_> {
                 }
                 Output::Finished(_) => break true,
                 Output::Paused { .. } => break false,
-                Output::Started(_) | Output::Display(_) => {}
+                Output::Started(_) | Output::Display { .. } => {}
             }
         };
         Ok(Answer::new(json!({"chunks": chunks, "done": done})))

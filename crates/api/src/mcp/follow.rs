@@ -62,9 +62,11 @@ impl Transcript {
                 let surplus = self.newest.len().saturating_sub(NEWEST);
                 self.newest.drain(..surplus);
             }
-            Output::Display(display) if self.displays.len() < MOST_DISPLAYS => self.displays.push(display),
+            Output::Display { display, .. } if self.displays.len() < MOST_DISPLAYS => {
+                self.displays.push(display)
+            }
             Output::Finished(outcome) => return Some(outcome),
-            Output::Started(_) | Output::Paused { .. } | Output::Display(_) => {}
+            Output::Started(_) | Output::Paused { .. } | Output::Display { .. } => {}
         }
         None
     }

@@ -34,6 +34,11 @@ pub async fn serve<H: ServerHandler>(
     serve_on(reader, writer, handler, gone, stop).await
 }
 
+/// Standard input and output, for who passes them on.
+pub fn pipes() -> (impl AsyncRead + Send + Unpin + 'static, impl AsyncWrite + Send + Unpin + 'static) {
+    stdio_pipes()
+}
+
 /// As [`serve`], over any pair of streams.
 pub async fn serve_on<H, R, W>(
     reader: R,

@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use rmcp::model::{JsonObject, MetaObject, Tool, ToolAnnotations};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Which tools are offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ToolSet {
     /// `run` alone.
     #[default]

@@ -69,7 +69,7 @@ impl Watch {
                 let printed = async {
                     loop {
                         match call.next().await {
-                            Ok(Output::Bytes { .. } | Output::Display(_)) => return true,
+                            Ok(Output::Bytes { .. } | Output::Display { .. }) => return true,
                             Ok(Output::Finished(_) | Output::Paused { .. }) | Err(_) => return false,
                             Ok(Output::Started(_)) => {}
                         }

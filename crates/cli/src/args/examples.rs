@@ -119,3 +119,19 @@ Examples:
   carrel mcp install codex --http https://sandbox.example.com/mcp
   carrel mcp install vscode --print
   carrel mcp install zed --uninstall";
+
+pub(super) const SERVE: &str = "\
+Examples:
+  carrel serve                                 on the unix socket alone
+  carrel serve --listen 127.0.0.1:8700         and on TCP, for who has a token
+  carrel serve --listen 0.0.0.0:8700 --tls-cert cert.pem --tls-key key.pem --allow-host box.example.com
+
+While it runs, the other commands and `carrel mcp` go through it. SIGHUP reads the configuration again; SIGTERM ends
+the daemon, and sandboxes stay alive.";
+
+pub(super) const TOKEN: &str = "\
+Examples:
+  export CARREL_TOKEN=$(carrel token create --name ci)
+  carrel token create --name team-a --scope run --quota sandboxes=20,cpu=8,memory=16GB,disk=50GB,rate=50 --expires 30d
+  carrel token list
+  carrel token revoke tok_abcdefghijkmnpqr";

@@ -20,7 +20,7 @@ pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode,
         // The workspace of a dead sandbox may be a disk that is not mounted: that comes with its revival.
         context.existing(target).await?;
     }
-    let records = context.engine.list()?;
+    let records = context.desk.list().await?;
     let _progress = Progress::start(context.output, "closing");
     let mut closed: Vec<SandboxId> = Vec::new();
     let mut first = None;
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode,
                     None => wanted.push(find(&records, target)),
                     Some(session) => {
                         let record = find(&records, target)?;
-                        context.engine.close_session(record, session).await?;
+                        context.desk.close_session(record, session).await?;
                     }
                 }
             }
@@ -43,7 +43,7 @@ pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode,
     for record in wanted {
         let ended = match record {
             Ok(record) => {
-                context.engine.close(record, args.keep_workspace.as_deref()).await.map(|()| record.id.clone())
+                context.desk.close(record, args.keep_workspace.as_deref()).await.map(|()| record.id.clone())
             }
             Err(problem) => Err(problem),
         };

@@ -62,7 +62,7 @@ pub(crate) async fn run(args: &Cp, context: &Context<'_>) -> Result<ExitCode, Pr
 
 async fn open(target: &Target, context: &Context<'_>) -> Result<Root, Problem> {
     let record = context.existing(target).await?;
-    context.engine.files(&record)
+    context.desk.files(&record)
 }
 
 impl Side {

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
+use carrel_api::rest::desk::About;
 use carrel_backend::host::HostInterpreters;
-use carrel_engine::call::Output as Piece;
+use carrel_engine::{Engine, call::Output as Piece};
 use carrel_proto::{
     guest::Language,
     id::SessionName,
@@ -14,7 +15,17 @@ use carrel_proto::{
 };
 use serde::Serialize;
 
-use crate::{args::Doctor, commands::inspect::enforcement, context::Context, progress::Progress, prove};
+use crate::{
+    args::Doctor, commands::inspect::enforcement, config::Settings, context::embedded, daemon::Client,
+    output::Output, progress::Progress, prove,
+};
+
+struct Looking<'a> {
+    engine: Engine,
+    settings: &'a Settings,
+    output: &'a Output,
+    daemon: Option<Client>,
+}
 
 /// What a host is asked about.
 #[derive(Debug, Serialize)]
@@ -23,6 +34,8 @@ struct Facts {
     kernel: String,
     user: User,
     state: String,
+    /// The daemon that the other commands go through.
+    daemon: Option<About>,
     cgroup: &'static str,
     /// The kernel's version of Landlock, 0 without it.
     landlock: u8,
@@ -48,9 +61,18 @@ struct Trial {
     error: Option<Problem>,
 }
 
-pub(crate) async fn run(args: &Doctor, context: &Context<'_>) -> Result<ExitCode, Problem> {
+/// Always with an engine of its own: what is asked for is this host, not what a daemon makes of it.
+pub(crate) async fn run(
+    args: &Doctor,
+    settings: &Settings,
+    alone: bool,
+    output: &Output,
+) -> Result<ExitCode, Problem> {
+    let engine = embedded(output, settings)?;
+    let daemon = if alone { None } else { Client::find(settings, output).await };
+    let context = &Looking { engine, settings, output, daemon };
     if args.prove {
-        return prove::run(&context.engine, context.output.json, args.filter.as_deref()).await;
+        return prove::run(&context.engine, output.json, args.filter.as_deref()).await;
     }
     let progress = Progress::start(context.output, "looking around");
     let facts = look(args, context).await;
@@ -63,7 +85,7 @@ pub(crate) async fn run(args: &Doctor, context: &Context<'_>) -> Result<ExitCode
     Ok(if facts.sandbox.works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn look(args: &Doctor, context: &Context<'_>) -> Facts {
+async fn look(args: &Doctor, context: &Looking<'_>) -> Facts {
     let place = context.engine.state_directory().join("environments");
     let interpreters =
         if args.refresh { HostInterpreters::look(&place) } else { HostInterpreters::find(&place) };
@@ -75,6 +97,7 @@ async fn look(args: &Doctor, context: &Context<'_>) -> Facts {
         kernel: format!("{} {} {}", word(system.sysname()), word(system.release()), word(system.machine())),
         user: User { uid: uid.as_raw(), root: uid.is_root() },
         state: context.engine.state_directory().display().to_string(),
+        daemon: context.daemon.as_ref().map(|client| client.about.clone()),
         cgroup: cgroup(),
         landlock: landlock(),
         seccomp: read("/proc/sys/kernel/seccomp/actions_avail").is_some() || status_has("Seccomp:"),
@@ -86,13 +109,13 @@ async fn look(args: &Doctor, context: &Context<'_>) -> Facts {
 }
 
 /// Makes a sandbox, runs nothing much in it, and takes it away.
-async fn trial(context: &Context<'_>, interpreters: &HostInterpreters) -> Trial {
+async fn trial(context: &Looking<'_>, interpreters: &HostInterpreters) -> Trial {
     let begun = std::time::Instant::now();
     let outcome = attempt(context, interpreters).await;
     Trial { works: outcome.is_ok(), milliseconds: begun.elapsed().as_millis(), error: outcome.err() }
 }
 
-async fn attempt(context: &Context<'_>, interpreters: &HostInterpreters) -> Result<(), Problem> {
+async fn attempt(context: &Looking<'_>, interpreters: &HostInterpreters) -> Result<(), Problem> {
     let engine = &context.engine;
     let record = engine.ephemeral(&context.settings.wish(None)).await?;
     let there = |language: &Language| {
@@ -116,7 +139,7 @@ async fn attempt(context: &Context<'_>, interpreters: &HostInterpreters) -> Resu
 }
 
 async fn finished(
-    context: &Context<'_>,
+    context: &Looking<'_>,
     record: &carrel_engine::Record,
     run: Run,
 ) -> Result<Outcome, Problem> {
@@ -131,13 +154,18 @@ async fn finished(
     }
 }
 
-fn print(facts: &Facts, context: &Context<'_>) -> Result<(), Problem> {
+fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
     let output = context.output;
+    let daemon = facts.daemon.as_ref().map_or_else(
+        || "none: commands do the work themselves".to_owned(),
+        |about| format!("pid {} at {}: commands go through it", about.pid, context.settings.socket.display()),
+    );
     let mut rows = vec![
         ("carrel", facts.carrel.to_owned()),
         ("kernel", facts.kernel.clone()),
         ("user", format!("{}{}", facts.user.uid, if facts.user.root { " (root)" } else { "" })),
         ("state", facts.state.clone()),
+        ("daemon", daemon),
         ("cgroup", facts.cgroup.to_owned()),
         ("seccomp", if facts.seccomp { "yes" } else { "no" }.to_owned()),
         (

@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
         cancel_on_disconnect: args.tty,
     };
     let record = context.existing(&args.name).await?;
-    context.engine.ensure_session(&record, &request.session).await?;
+    context.desk.ensure_session(&record, &request.session).await?;
     if args.detach {
         return detach(request, &record, context).await;
     }
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
         let session = request.session.clone();
         let mut interrupts = Interrupts::listen()?;
         let input = if args.interactive { Input::default().stdin()? } else { Input::default() };
-        let call = context.engine.exec(&record, request).await?;
+        let call = context.desk.exec(&record, request).await?;
         let mut transcript = Transcript::new(args.max_output.0);
         let end = pump(call, &mut transcript, input, &mut interrupts, OnSignal::Cancel).await?;
         return Reply::new(&record, &session, None, &transcript, None).print(&end, context.output);
@@ -60,7 +60,7 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
 
 async fn detach(request: ExecRequest, record: &Record, context: &Context<'_>) -> Result<ExitCode, Problem> {
     let session = request.session.clone();
-    let exec = context.engine.start(record, request).await?;
+    let exec = context.desk.start(record, request).await?;
     if context.output.json {
         let object = serde_json::json!({ "sandbox": record.id, "session": session, "exec": exec });
         context.output.object(&object)?;
@@ -79,7 +79,7 @@ pub(crate) async fn attached(
     let mut interrupts = Interrupts::listen()?;
     let (stdin, pty) = (request.stdin, request.pty.is_some());
     let progress = if pty { Progress::none() } else { Progress::start(context.output, "running") };
-    let call = context.engine.exec(record, request).await?;
+    let call = context.desk.exec(record, request).await?;
     let mut input = Input::default();
     if stdin {
         input = input.stdin()?;

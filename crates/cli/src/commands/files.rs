@@ -96,7 +96,7 @@ pub(crate) fn guest_path(path: &OsStr) -> Result<GuestPath, Problem> {
 }
 
 fn ask(context: &Context<'_>, record: &Record, request: FileRequest) -> Result<FileReply, Problem> {
-    context.engine.file(record, request).map_err(in_flags)
+    context.desk.file(record, request).map_err(in_flags)
 }
 
 /// Hints name fields of requests; here they are flags.
@@ -208,7 +208,7 @@ fn facts(entry: &Entry) -> Vec<(&'static str, String)> {
 }
 
 fn print_file(context: &Context<'_>, record: &Record, path: &GuestPath) -> Result<(), Problem> {
-    let root = context.engine.files(record)?;
+    let root = context.desk.files(record)?;
     if context.output.json {
         let reply = root.read(path, 0, None)?;
         let content = serde_json::to_value(Bytes(reply.data.as_bytes())).map_err(Problem::internal)?;

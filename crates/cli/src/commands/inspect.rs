@@ -20,8 +20,8 @@ use crate::{
 
 pub(crate) async fn run(args: &Named, context: &Context<'_>) -> Result<ExitCode, Problem> {
     let record = context.existing(&args.name).await?;
-    let status = context.engine.status(&record).await?;
-    let execs = context.engine.execs(&record).await?;
+    let status = context.desk.status(&record).await?;
+    let execs = context.desk.execs(&record).await?;
     if context.output.json {
         let mut object = ls::object(&record);
         let placed = record.placed.as_ref();

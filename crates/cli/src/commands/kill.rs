@@ -9,7 +9,7 @@ use crate::{args::Kill, context::Context, signals};
 
 pub(crate) async fn run(args: &Kill, context: &Context<'_>) -> Result<ExitCode, Problem> {
     let record = context.existing(&args.name).await?;
-    context.engine.signal(&record, &args.exec, args.signal).await?;
+    context.desk.signal(&record, &args.exec, args.signal).await?;
     if context.output.json {
         context.output.object(&json!({ "sandbox": record.id, "exec": args.exec, "signal": args.signal }))?;
     } else {

@@ -18,7 +18,7 @@ use crate::{
 pub(crate) async fn run(args: &Logs, context: &Context<'_>) -> Result<ExitCode, Problem> {
     let mut interrupts = Interrupts::listen()?;
     let record = context.existing(&args.name).await?;
-    let call = context.engine.attach(&record, &args.exec, args.since, args.follow).await?;
+    let call = context.desk.attach(&record, &args.exec, args.since, args.follow).await?;
     if context.output.json {
         let mut transcript = Transcript::new(args.max_output.0);
         let end = pump(call, &mut transcript, Input::default(), &mut interrupts, OnSignal::Leave).await?;

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::{context::Context, output::short_time, target};
 
-pub(crate) fn run(context: &Context<'_>) -> Result<ExitCode, Problem> {
-    let records = context.engine.list()?;
+pub(crate) async fn run(context: &Context<'_>) -> Result<ExitCode, Problem> {
+    let records = context.desk.list().await?;
     if context.output.json {
         let sandboxes: Vec<Value> = records.iter().map(object).collect();
         context.output.object(&json!({ "sandboxes": sandboxes }))?;

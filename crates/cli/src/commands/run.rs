@@ -33,7 +33,7 @@ pub(crate) async fn run(args: &Run, context: &Context<'_>) -> Result<ExitCode, P
         None => place.run(args, context, code, &mut interrupts).await,
     };
     if args.session.is_none()
-        && let Err(problem) = context.engine.close(&place.record, None).await
+        && let Err(problem) = context.desk.close(&place.record, None).await
     {
         // The next call cleans up; what this one has to say matters more.
         context.output.detail(format_args!("closing the sandbox: {problem}"));
@@ -62,11 +62,11 @@ async fn place(
         let wish = Wish { first, ..context.settings.wish(environment) };
         let Some(target) = &args.session else {
             let _progress = Progress::start(context.output, "starting the sandbox");
-            let record = context.engine.ephemeral(&wish).await?;
+            let record = context.desk.ephemeral(&wish).await?;
             return Ok::<_, Problem>(Place { record, session: SessionName::main(), note: None });
         };
         let found = context.sandbox(target, &wish).await?;
-        context.engine.ensure_session(&found.record, &target.session()).await?;
+        context.desk.ensure_session(&found.record, &target.session()).await?;
         let mut notes: Vec<String> = found.note.map(|note| note.text(&target.name)).into_iter().collect();
         notes.extend(ignored(&args.making, found.created));
         let note = (!notes.is_empty()).then(|| notes.join("; "));
@@ -108,7 +108,7 @@ impl Place {
             cancel_on_disconnect: args.session.is_none(),
         };
         let progress = Progress::start(context.output, "running");
-        let call = context.engine.run(&self.record, request).await?;
+        let call = context.desk.run(&self.record, request).await?;
         if context.output.json {
             let mut transcript = Transcript::new(args.max_output.0);
             let end = pump(call, &mut transcript, Input::default(), interrupts, OnSignal::Cancel).await?;

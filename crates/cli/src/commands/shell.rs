@@ -23,8 +23,8 @@ pub(crate) async fn run(args: &ShellArgs, context: &Context<'_>) -> Result<ExitC
     })?;
     let record = context.existing(&args.name).await?;
     let session = args.name.session();
-    context.engine.ensure_session(&record, &session).await?;
-    let status = context.engine.status(&record).await?;
+    context.desk.ensure_session(&record, &session).await?;
+    let status = context.desk.status(&record).await?;
     let interpreter =
         status.interpreters.get(&language).filter(|found| !found.program.is_empty()).ok_or_else(|| {
             let missing = status.interpreters.get(&language).map_or("", |found| found.missing.as_str());

@@ -27,7 +27,7 @@ pub(crate) async fn run(args: &Wait, context: &Context<'_>) -> Result<ExitCode, 
     let progress = Progress::start(context.output, "waiting");
     let outcome = loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        if let Some(outcome) = context.engine.wait(&record, &args.exec, left.min(TURN)).await? {
+        if let Some(outcome) = context.desk.wait(&record, &args.exec, left.min(TURN)).await? {
             break outcome;
         }
         if deadline <= Instant::now() {

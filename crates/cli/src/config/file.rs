@@ -66,12 +66,12 @@ fn parse(path: &Path, text: &str, author: Author) -> Result<Said, Problem> {
         match (name.get_ref().as_ref(), value.get_ref()) {
             ("environments", DeValue::Table(table)) => file.environments(table, &mut said)?,
             ("environments", _) => return Err(file.wrong(name, "environments", "a table")),
-            (section @ ("session" | "limits" | "project"), DeValue::Table(table)) => {
+            (section, DeValue::Table(table)) if Key::SECTIONS.contains(&section) => {
                 for (name, value) in table {
                     file.setting(Some(section), name, value, &mut said)?;
                 }
             }
-            (section @ ("session" | "limits" | "project"), _) => {
+            (section, _) if Key::SECTIONS.contains(&section) => {
                 return Err(file.wrong(name, section, "a table"));
             }
             _ => file.setting(None, name, value, &mut said)?,
@@ -127,12 +127,12 @@ impl File<'_> {
             None => name.get_ref().to_string(),
         };
         let Some(key) = Key::ALL.into_iter().find(|key| key.name() == dotted) else {
-            let sections = ["session", "limits", "environments", "project"];
+            let sections = Key::SECTIONS.into_iter().chain(["environments"]);
             let keys = Key::ALL.iter().map(|key| key.name());
             return Err(self.unknown(
                 name,
                 &dotted,
-                keys.chain(sections.into_iter().filter(|_| section.is_none())),
+                keys.chain(sections.filter(|_| section.is_none())),
             ));
         };
         let at = value.span().start;
@@ -246,7 +246,14 @@ impl File<'_> {
 /// The value as it would be written in a variable; `None`: another type was wanted.
 fn written(kind: Kind, value: &DeValue<'_>) -> Option<String> {
     match (kind, value) {
-        (Kind::Size | Kind::Word(_) | Kind::Path, DeValue::String(text)) => Some(text.to_string()),
+        (Kind::Size | Kind::Word(_) | Kind::Path | Kind::Url, DeValue::String(text)) => Some(text.to_string()),
+        (kind, DeValue::Array(all)) if kind.is_list() => {
+            let each = all.iter().map(|one| match one.get_ref() {
+                DeValue::String(text) if !text.contains(',') => Some(text.as_ref()),
+                _ => None,
+            });
+            Some(each.collect::<Option<Vec<&str>>>()?.join(","))
+        }
         (Kind::Size | Kind::Time { .. } | Kind::Count | Kind::Cpus, DeValue::Integer(number))
             if number.radix() == 10 =>
         {
@@ -309,6 +316,11 @@ mod tests {
             ),
             ("[environments.a]\n", "says neither preset nor sandbox", ""),
             ("[limits\n", "carrel.toml:1: ", ""),
+            ("[serve]\nlisten = \"x\"", "`serve.listen` must be an array of strings", ""),
+            ("[serve]\nlisten = [\"x\"]", "`x` is not ADDRESS:PORT", ""),
+            ("[serve]\nallow_origin = [\"https://x\"]", "no setting", "did you mean `serve.allow_origins`?"),
+            ("[serve]\nallow_origins = [\"x\"]", "`x` does not begin with https://", ""),
+            ("[telemetry]\notlp = \"x\"", "no setting `telemetry.otlp`", ""),
         ] {
             let problem = said(text).unwrap_err();
             assert_eq!(problem.code, Code::Config);
@@ -323,6 +335,9 @@ mod tests {
         assert!(said(text).is_ok());
         let problem = parse(Path::new("/src/p/carrel.toml"), text, Author::Project).unwrap_err();
         assert!(problem.message.contains("cannot be set by a project"), "{}", problem.message);
+        let serves = "[serve]\nlisten = [\"0.0.0.0:80\"]\n";
+        assert!(said(serves).is_ok());
+        assert!(parse(Path::new("/src/p/carrel.toml"), serves, Author::Project).is_err());
         let problem =
             parse(Path::new("/tmp/carrel.toml"), "[project]\ndirectory = \"/etc\"", Author::Project)
                 .unwrap_err();

@@ -1,7 +1,8 @@
 //! Every setting that has a name: what it is called in files, in the environment and as a flag, and what it may be.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
+pub(crate) use carrel_engine::nearest::nearest;
 use carrel_proto::limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT};
 
 /// A year: longer than any sandbox should wait, and far from overflow.
@@ -22,6 +23,15 @@ pub(crate) enum Key {
     Timeout,
     ProjectDirectory,
     ProjectWritable,
+    ServeSocket,
+    ServeListen,
+    ServeTlsCert,
+    ServeTlsKey,
+    ServeAllowHosts,
+    ServeAllowOrigins,
+    ServePublicUrl,
+    ServeAudit,
+    OtlpEndpoint,
 }
 
 /// A setting's value, checked.
@@ -35,6 +45,8 @@ pub(crate) enum Value {
     Flag(bool),
     Word(&'static str),
     Path(PathBuf),
+    Text(String),
+    List(Vec<String>),
 }
 
 /// What kind of value a key takes.
@@ -47,12 +59,19 @@ pub(crate) enum Kind {
     Flag,
     Word(&'static [&'static str]),
     Path,
+    Url,
+    /// `127.0.0.1:8700`, any number of them.
+    Addresses,
+    /// Host names.
+    Hosts,
+    /// `https://app.example.com`.
+    Origins,
 }
 
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 13] = [
+    pub(crate) const ALL: [Key; 22] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
@@ -66,7 +85,18 @@ impl Key {
         Key::Timeout,
         Key::ProjectDirectory,
         Key::ProjectWritable,
+        Key::ServeSocket,
+        Key::ServeListen,
+        Key::ServeTlsCert,
+        Key::ServeTlsKey,
+        Key::ServeAllowHosts,
+        Key::ServeAllowOrigins,
+        Key::ServePublicUrl,
+        Key::ServeAudit,
+        Key::OtlpEndpoint,
     ];
+    /// Tables of a file that hold settings.
+    pub(crate) const SECTIONS: [&str; 5] = ["session", "limits", "project", "serve", "telemetry"];
 
     /// In a file: `section.key`.
     pub(crate) fn name(self) -> &'static str {
@@ -84,24 +114,45 @@ impl Key {
             Key::Timeout => "limits.timeout_seconds",
             Key::ProjectDirectory => "project.directory",
             Key::ProjectWritable => "project.writable",
+            Key::ServeSocket => "serve.socket",
+            Key::ServeListen => "serve.listen",
+            Key::ServeTlsCert => "serve.tls_cert",
+            Key::ServeTlsKey => "serve.tls_key",
+            Key::ServeAllowHosts => "serve.allow_hosts",
+            Key::ServeAllowOrigins => "serve.allow_origins",
+            Key::ServePublicUrl => "serve.public_url",
+            Key::ServeAudit => "serve.audit",
+            Key::OtlpEndpoint => "telemetry.otlp_endpoint",
         }
     }
 
     /// `CARREL_` and the name: `CARREL_LIMITS_MEMORY`.
     pub(crate) fn variable(self) -> String {
+        // Every command looks for the socket, not `serve` alone.
+        if self == Key::ServeSocket {
+            return "CARREL_SOCKET".to_owned();
+        }
         format!("CARREL_{}", self.name().replace('.', "_").to_ascii_uppercase())
     }
 
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Key::State | Key::ProjectDirectory => Kind::Path,
+            Key::State
+            | Key::ProjectDirectory
+            | Key::ServeSocket
+            | Key::ServeTlsCert
+            | Key::ServeTlsKey => Kind::Path,
+            Key::ServeListen => Kind::Addresses,
+            Key::ServeAllowHosts => Kind::Hosts,
+            Key::ServeAllowOrigins => Kind::Origins,
+            Key::ServePublicUrl | Key::OtlpEndpoint => Kind::Url,
             Key::Isolation => Kind::Word(ISOLATION),
             Key::IdleTimeout | Key::MaxLifetime => Kind::Time { most: LONGEST },
             Key::Timeout => Kind::Time { most: MAX_TIMEOUT },
             Key::Cpus => Kind::Cpus,
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
             Key::Pids | Key::Execs => Kind::Count,
-            Key::ProjectWritable => Kind::Flag,
+            Key::ProjectWritable | Key::ServeAudit => Kind::Flag,
         }
     }
 
@@ -109,7 +160,17 @@ impl Key {
     pub(crate) fn default(self) -> Option<Value> {
         let limits = Limits::default();
         Some(match self {
-            Key::State | Key::ProjectDirectory => return None,
+            Key::State
+            | Key::ProjectDirectory
+            | Key::ServeSocket
+            | Key::ServeListen
+            | Key::ServeTlsCert
+            | Key::ServeTlsKey
+            | Key::ServeAllowHosts
+            | Key::ServeAllowOrigins
+            | Key::ServePublicUrl
+            | Key::OtlpEndpoint => return None,
+            Key::ServeAudit => Value::Flag(true),
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
             Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),
@@ -127,7 +188,10 @@ impl Key {
     /// Whether a file that came with a project may say it. It may not loosen how the user is protected from that
     /// very project.
     pub(crate) fn in_project_file(self) -> bool {
-        !matches!(self, Key::State | Key::Isolation)
+        match self {
+            Key::State | Key::Isolation => false,
+            _ => !self.name().starts_with("serve.") && !self.name().starts_with("telemetry."),
+        }
     }
 }
 
@@ -157,7 +221,22 @@ impl Kind {
             },
             Kind::Path if text.is_empty() => Err("is empty".to_owned()),
             Kind::Path => Ok(Value::Path(PathBuf::from(text))),
+            Kind::Url => url(text).map(|()| Value::Text(text.trim_end_matches('/').to_owned())),
+            Kind::Addresses => list(text, |one| match one.parse::<SocketAddr>() {
+                Ok(_) => Ok(()),
+                Err(_) => Err(format!("`{one}` is not ADDRESS:PORT (try 127.0.0.1:8700)")),
+            }),
+            Kind::Hosts => list(text, |one| match one.contains(['/', '@', ' ']) {
+                false => Ok(()),
+                true => Err(format!("`{one}` is not the name of a host")),
+            }),
+            Kind::Origins => list(text, url),
         }
+    }
+
+    /// Whether a file holds it as an array.
+    pub(crate) fn is_list(self) -> bool {
+        matches!(self, Kind::Addresses | Kind::Hosts | Kind::Origins)
     }
 
     /// What a file must hold, in words.
@@ -168,8 +247,24 @@ impl Kind {
             Kind::Count => "a whole number",
             Kind::Cpus => "a number",
             Kind::Flag => "true or false",
-            Kind::Word(_) | Kind::Path => "a string",
+            Kind::Word(_) | Kind::Path | Kind::Url => "a string",
+            Kind::Addresses | Kind::Hosts | Kind::Origins => "an array of strings",
         }
+    }
+}
+
+/// Separated by commas, as in a variable; none of what is listed can hold one.
+fn list(text: &str, check: impl Fn(&str) -> Result<(), String>) -> Result<Value, String> {
+    let all: Vec<&str> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+    all.iter().try_for_each(|one| check(one))?;
+    Ok(Value::List(all.into_iter().map(str::to_owned).collect()))
+}
+
+fn url(text: &str) -> Result<(), String> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    match rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && !rest.contains([' ', ','])) {
+        true => Ok(()),
+        false => Err(format!("`{text}` does not begin with https:// or http:// and a host")),
     }
 }
 
@@ -226,6 +321,8 @@ impl fmt::Display for Value {
             Value::Flag(flag) => flag.fmt(f),
             Value::Word(word) => f.write_str(word),
             Value::Path(path) => path.display().fmt(f),
+            Value::Text(text) => f.write_str(text),
+            Value::List(list) => f.write_str(&list.join(", ")),
         }
     }
 }
@@ -241,40 +338,10 @@ impl Value {
             Value::Flag(flag) => (*flag).into(),
             Value::Word(word) => (*word).into(),
             Value::Path(path) => path.to_string_lossy().into(),
+            Value::Text(text) => text.as_str().into(),
+            Value::List(list) => list.as_slice().into(),
         }
     }
-}
-
-/// The known name that is closest to what was typed, if any is close.
-pub(crate) fn nearest<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let far = typed.chars().count() / 2 + 1;
-    known
-        .into_iter()
-        .map(|name| (distance(typed, name), name))
-        .filter(|(d, _)| *d <= far)
-        .min()
-        .map(|(_, name)| name)
-}
-
-/// Edits (insert, remove, replace, swap neighbours) between two words.
-fn distance(one: &str, other: &str) -> usize {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
-    let mut rows = vec![vec![0; other.len() + 1]; one.len() + 1];
-    for (i, row) in rows.iter_mut().enumerate() {
-        row[0] = i;
-    }
-    rows[0] = (0..=other.len()).collect();
-    for i in 1..=one.len() {
-        for j in 1..=other.len() {
-            let change = usize::from(one[i - 1] != other[j - 1]);
-            let mut best = (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + change);
-            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            rows[i][j] = best;
-        }
-    }
-    rows[one.len()][other.len()]
 }
 
 #[cfg(test)]

@@ -266,7 +266,8 @@ impl Live {
                 }
                 Step::More
             }
-            Output::Display(display) => {
+            Output::Display { chunk, display } => {
+                self.chunks.push(Chunk { stream: Stream::Display, number: chunk, offset: 0, length: 0 });
                 self.displays.push(display);
                 Step::More
             }

@@ -16,6 +16,7 @@ use carrel_proto::limits::Limits;
 use crate::stage::CgroupSpec;
 
 const PROGRAM: &str = "/usr/bin/systemd-run";
+const CONTROL: &str = "/usr/bin/systemctl";
 /// Where systemd keeps what its users start; named, so that a host with another default does not surprise us.
 const SLICE: &str = "app.slice";
 
@@ -60,6 +61,18 @@ impl Scopes {
         Scope { directory: self.manager.join(SLICE).join(&unit), unit, runtime: self.runtime.clone() }
     }
 
+    /// Asks systemd for other limits of a scope: what it does not know of, it would write over one day.
+    pub(super) fn change(&self, directory: &Path, limits: &Limits) -> Command {
+        let mut command = Command::new(CONTROL);
+        command
+            .env_clear()
+            .env("XDG_RUNTIME_DIR", &self.runtime)
+            .args(["--user", "set-property", "--runtime"])
+            .arg(directory.file_name().unwrap_or_default())
+            .args(properties(limits));
+        command
+    }
+
     /// The cgroups of a box: one, and perhaps that of a life before.
     pub(super) fn directories(&self, name: &str) -> Vec<PathBuf> {
         let prefix = format!("carrel-{name}-");
@@ -71,10 +84,18 @@ impl Scopes {
     }
 }
 
+/// Limits as systemd names them.
+fn properties(limits: &Limits) -> [String; 3] {
+    [
+        format!("MemoryMax={}", limits.memory.0),
+        format!("TasksMax={}", limits.pids),
+        format!("CPUQuota={}.{}%", limits.cpu_millis / 10, limits.cpu_millis % 10),
+    ]
+}
+
 impl Scope {
     /// Runs `program` in it with these limits. It keeps the standard descriptors; systemd-run becomes it.
     pub fn command(&self, limits: &Limits, program: &Path) -> Command {
-        let percent = format!("{}.{}%", limits.cpu_millis / 10, limits.cpu_millis % 10);
         let mut command = Command::new(PROGRAM);
         command
             .env_clear()
@@ -84,8 +105,8 @@ impl Scope {
             .arg(format!("--unit={}", self.unit))
             // Also keeps systemd from ending the whole scope when the kernel has chosen one process of it for memory.
             .args(["-p", "Delegate=yes"])
-            .args(["-p", &format!("MemoryMax={}", limits.memory.0), "-p", "MemorySwapMax=0"])
-            .args(["-p", &format!("TasksMax={}", limits.pids), "-p", &format!("CPUQuota={percent}")])
+            .args(["-p", "MemorySwapMax=0"])
+            .args(properties(limits).iter().flat_map(|property| ["-p", property]))
             .arg("--")
             .arg(program);
         command
@@ -99,6 +120,8 @@ impl Scope {
             memory_peak: file("memory.peak"),
             cpu: file("cpu.stat"),
             pids: file("pids.events"),
+            memory: file("memory.current"),
+            processes: file("pids.current"),
             ..CgroupSpec::default()
         }
     }
@@ -129,6 +152,10 @@ mod tests {
             assert!(line.iter().any(|arg| arg == wanted), "{wanted} is not in {line:?}");
         }
         assert!(scope.spec().oom.is_some_and(|path| path.starts_with("/sys/fs/cgroup/user.slice")));
+        let change = scopes.change(&scope.directory, &limits);
+        let line: Vec<String> = change.get_args().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        let wanted = ["MemoryMax=536870912", "TasksMax=9", "CPUQuota=125.5%"];
+        assert_eq!(line[3..], [&[scope.unit.as_str()], &wanted[..]].concat());
         assert_ne!(scope.unit, scopes.scope("sbx_a").unit, "a new life has a name of its own");
     }
 }

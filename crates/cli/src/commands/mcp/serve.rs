@@ -7,17 +7,29 @@ use carrel_proto::problem::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::Mcp, config::Settings, output::Output, signals::Interrupts};
+use crate::{args::Mcp, commands::log, config::Settings, daemon::Client, output::Output, signals::Interrupts};
 
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;
 /// Shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(
+    args: &Mcp,
+    settings: Settings,
+    alone: bool,
+    output: &Output,
+) -> Result<ExitCode, Problem> {
     log(output.verbose);
     let directory = std::env::current_dir().unwrap_or_default();
-    let server = Server::new(options(args, &settings, &directory));
+    let options = options(args, &settings, &directory);
+    if !alone
+        && args.http.is_none()
+        && let Some(client) = Client::find(&settings, output).await
+    {
+        return super::relay::run(&client, options, output).await;
+    }
+    let server = Server::new(options);
     let stop = CancellationToken::new();
     let served = async {
         match args.http {
@@ -51,14 +63,6 @@ pub(crate) async fn run(args: &Mcp, settings: Settings, output: &Output) -> Resu
     };
     server.finish().await;
     ended.map(|()| ExitCode::SUCCESS)
-}
-
-/// What the server has to say goes to stderr, line by line.
-fn log(verbose: bool) {
-    let level = if verbose { tracing::Level::INFO } else { tracing::Level::WARN };
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_max_level(level);
-    // Only a second one in the same process could fail, and there is none.
-    let _ = lines.without_time().try_init();
 }
 
 fn options(args: &Mcp, settings: &Settings, directory: &Path) -> Options {

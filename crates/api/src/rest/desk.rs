@@ -1,0 +1,157 @@
+//! The command line's own way to a daemon: whole records instead of what the public API shows of them, and streams to agents.
+//!
+//! Private to carrel: both ends are of the same version ([`About::fits`]), and only the operator on the unix socket is let in. So
+//! it is in no OpenAPI document, and may change with every version.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, State},
+    routing::{get, post},
+};
+use carrel_engine::{Environments, Found, Owner, Record, Wish};
+use carrel_proto::{
+    id::{Key, SandboxId},
+    message::PROTOCOL,
+    problem::Problem,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, upgrade};
+
+/// Raised with every change of what is said here.
+const DESK: u32 = 1;
+
+pub const ABOUT: &str = "/v1/daemon";
+pub const DESK_PATH: &str = "/v1/daemon/desk";
+/// The upgraded connection of `carrel mcp`.
+pub const MCP_PATH: &str = "/v1/mcp/stdio";
+pub const MCP_UPGRADE: &str = "carrel-mcp";
+pub const LINE_UPGRADE: &str = "carrel-line";
+
+/// The path of a sandbox's line.
+pub fn line_path(sandbox: &SandboxId) -> String {
+    format!("/v1/sandboxes/{sandbox}/line")
+}
+
+pub(super) fn routes() -> Router<Arc<Daemon>> {
+    Router::new()
+        .route(ABOUT, get(about))
+        .route(DESK_PATH, post(ask))
+        .route("/v1/sandboxes/{sandbox}/line", get(super::line::line))
+        .route(MCP_PATH, get(super::mcp::stdio))
+        .layer(DefaultBodyLimit::disable())
+}
+
+/// What a daemon says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    pub carrel: String,
+    pub desk: u32,
+    pub protocol: u32,
+    pub pid: u32,
+    pub state: PathBuf,
+}
+
+impl About {
+    fn of_this_process(state: &Path) -> Self {
+        Self {
+            carrel: env!("CARGO_PKG_VERSION").to_owned(),
+            desk: DESK,
+            protocol: PROTOCOL,
+            pid: std::process::id(),
+            state: state.to_path_buf(),
+        }
+    }
+
+    /// Whether this process, with this state directory, can use that daemon. If not: why.
+    pub fn fits(&self, state: &Path) -> Result<(), String> {
+        let own = Self { pid: self.pid, ..Self::of_this_process(state) };
+        if self.state != own.state {
+            return Err(format!("it serves {}", self.state.display()));
+        }
+        if *self != own {
+            return Err(format!("it is carrel {}, this one {}", self.carrel, own.carrel));
+        }
+        Ok(())
+    }
+}
+
+/// A question, and what the caller's environments are: its configuration may know other ones than the daemon's.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ask {
+    pub environments: Environments,
+    pub what: What,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum What {
+    /// Made if need be. Answered with [`Answer::Found`].
+    Sandbox { key: Key, wish: Wish },
+    /// Brought back if need be. Answered with [`Answer::Found`].
+    Existing { name: String, key: Option<Key> },
+    /// A new one without a key, which stays. Answered with [`Answer::Found`].
+    Nameless { wish: Wish },
+    /// Of one call of that process. Answered with [`Answer::Found`].
+    Ephemeral { wish: Wish, owner: Owner },
+    /// Answered with [`Answer::Done`].
+    Close { id: SandboxId },
+    /// Answered with [`Answer::All`].
+    List,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Found(Box<Found>),
+    All(Vec<Record>),
+    Done,
+}
+
+async fn about(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<axum::Json<About>, Refusal> {
+    upgrade::local_operator(&caller)?;
+    Ok(axum::Json(About::of_this_process(daemon.engine.state_directory())))
+}
+
+async fn ask(
+    State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
+    Json(ask): Json<Ask>,
+) -> Result<axum::Json<Answer>, Refusal> {
+    upgrade::local_operator(&caller)?;
+    let answering = Arc::clone(&daemon);
+    daemon.complete(async move { answer(&answering, ask).await }).await.map(axum::Json)
+}
+
+async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
+    let engine = daemon.engine.with_environments(ask.environments);
+    let mine = |wish: Wish| Wish { caller: Some(Arc::from("local")), ..wish };
+    let found = |record| Found { record, created: true, note: None };
+    Ok(match ask.what {
+        What::Sandbox { key, wish } => Answer::Found(Box::new(engine.sandbox(&key, &mine(wish)).await?)),
+        What::Existing { name, key } => Answer::Found(Box::new(engine.existing(&name, key.as_ref()).await?)),
+        What::Nameless { wish } => Answer::Found(Box::new(found(engine.nameless(&mine(wish)).await?))),
+        What::Ephemeral { wish, owner } => {
+            Answer::Found(Box::new(found(engine.ephemeral_of(owner, &mine(wish)).await?)))
+        }
+        What::Close { id } => {
+            if let Some(record) = engine.record(&id)? {
+                engine.close(&record, None).await?;
+            }
+            Answer::Done
+        }
+        What::List => {
+            // As it is now, not as it was at the last sweep.
+            if let Err(problem) = engine.tidy().await {
+                tracing::warn!("cleaning up: {problem}");
+            }
+            Answer::All(engine.list()?)
+        }
+    })
+}

@@ -1,0 +1,179 @@
+//! Accepts connections and serves them, within limits, until told to stop.
+//!
+//! Drawn as a life: listening → draining (nothing new is accepted, answers under way are finished, streams end at once: their
+//! clients take them up again) → detached (what is still open is dropped). Sandboxes notice nothing of it.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body, http::Request};
+use carrel_proto::problem::Problem;
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
+    sync::Semaphore,
+};
+use tokio_io_timeout::TimeoutStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt;
+
+/// Connections per listener: a connection costs tens of kilobytes, and each may hold a descriptor to an agent.
+const MAX_CONNECTIONS: usize = 2048;
+/// A request's head has to be there within this time; also how long an unused connection is kept.
+const HEAD_TIME: Duration = Duration::from_secs(75);
+/// A peer that takes nothing for this long is gone.
+const STALLED: Duration = Duration::from_secs(30);
+const TLS_TIME: Duration = Duration::from_secs(10);
+/// Headers of one request, and bytes of its head.
+const MAX_HEADERS: usize = 100;
+const MAX_HEAD: usize = 64 << 10;
+/// Answers under way when the daemon is told to stop get this long.
+const DRAIN: Duration = Duration::from_secs(10);
+/// After a failed accept: out of descriptors, most likely.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// Which door a request came through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Door {
+    Unix,
+    Tcp { own: SocketAddr, tls: bool },
+}
+
+/// Open doors.
+#[derive(Default)]
+pub struct Listeners {
+    pub unix: Vec<UnixListener>,
+    pub tcp: Vec<TcpListener>,
+    /// For all of `tcp`.
+    pub tls: Option<TlsAcceptor>,
+}
+
+impl std::fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Listeners({:?}, {:?}, tls: {})", self.unix, self.tcp, self.tls.is_some())
+    }
+}
+
+/// What each connection needs.
+#[derive(Clone)]
+struct Serving {
+    app: Router,
+    stop: CancellationToken,
+    /// After the drain.
+    leave: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// Serves until `stop`, then drains.
+pub(crate) async fn serve(app: Router, listeners: Listeners, stop: CancellationToken) -> Result<(), Problem> {
+    let serving = Serving { app, stop, leave: CancellationToken::new(), tasks: TaskTracker::new() };
+    let loops = TaskTracker::new();
+    for listener in listeners.unix {
+        loops.spawn(accept_unix(listener, serving.clone()));
+    }
+    for listener in listeners.tcp {
+        let own = listener.local_addr().map_err(Problem::internal)?;
+        loops.spawn(accept_tcp(listener, own, listeners.tls.clone(), serving.clone()));
+    }
+    loops.close();
+    loops.wait().await;
+    serving.tasks.close();
+    if tokio::time::timeout(DRAIN, serving.tasks.wait()).await.is_err() {
+        serving.leave.cancel();
+        serving.tasks.wait().await;
+    }
+    Ok(())
+}
+
+async fn accept_unix(listener: UnixListener, serving: Serving) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Some((stream, place)) = next(&serving.stop, &places, || listener.accept()).await {
+        let connection = serving.clone();
+        serving.tasks.spawn(async move {
+            connection.serve(stream.0, Door::Unix).await;
+            drop(place);
+        });
+    }
+}
+
+async fn accept_tcp(listener: TcpListener, own: SocketAddr, tls: Option<TlsAcceptor>, serving: Serving) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Some(((stream, _), place)) = next(&serving.stop, &places, || listener.accept()).await {
+        // Small answers wait 40 ms for the peer's acknowledgement otherwise. A stream that refuses still works.
+        let _ = stream.set_nodelay(true);
+        let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
+        let _ = rustix::net::sockopt::set_tcp_keepidle(&stream, STALLED);
+        let (connection, tls) = (serving.clone(), tls.clone());
+        serving.tasks.spawn(async move {
+            let door = Door::Tcp { own, tls: tls.is_some() };
+            match tls {
+                None => connection.serve(stream, door).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = tokio::time::timeout(TLS_TIME, tls.accept(stream)).await {
+                        connection.serve(stream, door).await;
+                    }
+                }
+            }
+            drop(place);
+        });
+    }
+}
+
+/// The next connection, once there is a place for it. `None`: it is time to stop.
+async fn next<T, F: Future<Output = io::Result<T>>>(
+    stop: &CancellationToken,
+    places: &Arc<Semaphore>,
+    accept: impl Fn() -> F,
+) -> Option<(T, tokio::sync::OwnedSemaphorePermit)> {
+    loop {
+        let place = tokio::select! {
+            () = stop.cancelled() => return None,
+            place = Arc::clone(places).acquire_owned() => place.ok()?,
+        };
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            accepted = accept() => match accepted {
+                Ok(accepted) => return Some((accepted, place)),
+                Err(error) => {
+                    tracing::warn!("accepting a connection: {error}");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
+            },
+        }
+    }
+}
+
+impl Serving {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, door: Door) {
+        let app = self.app.map_request(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(door);
+            request.map(Body::new)
+        });
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(STALLED));
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIME)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD)
+            .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(app))
+            .with_upgrades();
+        let mut connection = std::pin::pin!(connection);
+        // How a connection ends is its client's business: there is nobody left to tell.
+        tokio::select! {
+            _ = &mut connection => {}
+            () = self.stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    _ = &mut connection => {}
+                    () = self.leave.cancelled() => {}
+                }
+            }
+        }
+    }
+}

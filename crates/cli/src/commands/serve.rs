@@ -1,0 +1,194 @@
+//! `carrel serve`: the daemon.
+//!
+//! Drawn as a life: doors open → ready (told to systemd) → serving, SIGHUP reads the configuration again → SIGTERM or SIGINT:
+//! draining (answers under way are finished) → gone. A second signal ends it at once. Sandboxes live on in every case: their
+//! agents are nobody's children, and the next daemon, or the next command, finds them in the registry.
+
+mod doors;
+mod notify;
+mod socket;
+mod tls;
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use carrel_api::rest::{Daemon, Defaults, Guards, Options};
+use carrel_engine::{
+    Engine,
+    journal::{Journal, Rotation},
+};
+use carrel_proto::problem::{Code, Problem};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
+};
+
+use crate::{args::Cli, args::Serve, commands::log, config::Config, config::Settings, config::Surroundings, output::Output};
+
+/// What has ended is cleaned up this often. Calls do not wait for it: whoever meets a dead sandbox sees to it at once.
+const SWEEP: Duration = Duration::from_secs(30);
+
+pub(crate) async fn run(
+    cli: &Cli,
+    args: &Serve,
+    settings: Settings,
+    around: &Surroundings,
+    output: &Output,
+) -> Result<ExitCode, Problem> {
+    log(output.verbose);
+    // Before anything takes time: a signal that comes meanwhile is not the end of a half-opened daemon.
+    let mut signals = Signals::listen()?;
+    let guards = guards(args, &settings)?;
+    let tls = tls::acceptor(settings.serve.tls_cert.as_deref(), settings.serve.tls_key.as_deref())?;
+    raise_descriptors();
+    let doors = doors::open(&settings, tls, output).await?;
+    let engine = open_engine(&settings).await?;
+    let daemon = Daemon::new(engine.clone(), options(&settings, guards)?);
+    let sweeping = tokio::spawn(sweep(engine.clone()));
+    let mut serving = tokio::spawn({
+        let daemon = Arc::clone(&daemon);
+        async move { daemon.serve(doors.listeners).await }
+    });
+    notify::ready();
+    let ended = loop {
+        tokio::select! {
+            ended = &mut serving => break ended.map_err(Problem::internal)?,
+            told = signals.next() => match told {
+                Told::Reload => reload(cli, around, &engine, &daemon),
+                Told::Stop => break finish(&daemon, serving, signals).await?,
+            },
+        }
+    };
+    sweeping.abort();
+    if let Some(journal) = engine.events().journal() {
+        journal.flush();
+    }
+    drop(doors.socket);
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Drains, or is told a second time not to.
+async fn finish(
+    daemon: &Daemon,
+    mut serving: JoinHandle<Result<(), Problem>>,
+    mut signals: Signals,
+) -> Result<Result<(), Problem>, Problem> {
+    tracing::info!("shutting down; sandboxes stay alive");
+    notify::stopping();
+    daemon.stop();
+    loop {
+        tokio::select! {
+            ended = &mut serving => return ended.map_err(Problem::internal),
+            told = signals.next() => if told == Told::Stop {
+                serving.abort();
+                return Ok(Ok(()));
+            },
+        }
+    }
+}
+
+fn guards(args: &Serve, settings: &Settings) -> Result<Guards, Problem> {
+    let outside = settings.serve.listen.iter().find(|address| !address.ip().is_loopback());
+    if let (true, Some(address)) = (args.insecure_no_auth, outside) {
+        let word = format!("--insecure-no-auth is for the loopback, and {address} is not");
+        return Err(Problem::new(Code::InvalidArgument, word).hint("use tokens, or listen on 127.0.0.1"));
+    }
+    Ok(Guards {
+        no_auth: args.insecure_no_auth,
+        hosts: settings.serve.allow_hosts.clone(),
+        origins: settings.serve.allow_origins.clone(),
+    })
+}
+
+async fn open_engine(settings: &Settings) -> Result<Engine, Problem> {
+    let (state, environments) = (settings.state.clone(), settings.environments.clone());
+    let opened =
+        tokio::task::spawn_blocking(move || Engine::open(carrel_engine::Settings { state, environments }));
+    let engine = opened.await.map_err(Problem::internal)??;
+    let path = engine.state_directory().join("events.jsonl");
+    engine.events().keep(journal(&path)?);
+    Ok(engine)
+}
+
+fn journal(path: &std::path::Path) -> Result<Journal, Problem> {
+    Journal::open(path, Rotation::default())
+        .map_err(|error| Problem::internal(format!("{}: {error}", path.display())))
+}
+
+fn options(settings: &Settings, guards: Guards) -> Result<Options, Problem> {
+    let audit = settings.serve.audit.then(|| journal(&settings.state.join("audit.jsonl"))).transpose()?;
+    Ok(Options { guards, defaults: defaults(settings), audit, public_url: settings.serve.public_url.clone() })
+}
+
+fn defaults(settings: &Settings) -> Defaults {
+    Defaults { wish: settings.wish(None), timeout: settings.timeout }
+}
+
+/// Reads the configuration again. One with a mistake changes nothing.
+fn reload(cli: &Cli, around: &Surroundings, engine: &Engine, daemon: &Daemon) {
+    notify::reloading();
+    let settings = Config::load(around, cli.global.config.as_deref(), &cli.flags())
+        .and_then(|config| config.settings());
+    match settings {
+        Ok(settings) => {
+            daemon.reload(defaults(&settings));
+            engine.set_environments(settings.environments);
+            tracing::info!("the configuration was read again");
+        }
+        Err(problem) => tracing::error!("the configuration stays as it was: {problem}"),
+    }
+    notify::ready();
+}
+
+async fn sweep(engine: Engine) {
+    let mut ticks = tokio::time::interval(SWEEP);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(problem) = engine.tidy().await {
+            tracing::warn!("cleaning up: {problem}");
+        }
+    }
+}
+
+/// Every connection is a descriptor, and most of them two: the soft limit is meant for programs that use `select`.
+fn raise_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Fewer connections are no reason not to start.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// What a signal means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Reload,
+    Stop,
+}
+
+#[derive(Debug)]
+struct Signals {
+    int: Signal,
+    term: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Problem> {
+        let listen = |kind| signal(kind).map_err(|error| Problem::internal(format!("listening for signals: {error}")));
+        Ok(Self {
+            int: listen(SignalKind::interrupt())?,
+            term: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Safe to drop while it waits.
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            Some(()) = self.int.recv() => Told::Stop,
+            Some(()) = self.term.recv() => Told::Stop,
+            Some(()) = self.hangup.recv() => Told::Reload,
+            else => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What is known of a living sandbox: its sessions with their variables, and what it uses.
+
+use std::collections::BTreeMap;
+
+use carrel_proto::{
+    id::SessionName,
+    message::{Event, Request, SessionInfo, Usage},
+    problem::{Code, Problem},
+};
+
+use crate::{Engine, registry::Record};
+
+impl Engine {
+    pub async fn sessions(&self, record: &Record) -> Result<Vec<SessionInfo>, Problem> {
+        Ok(self.status(record).await?.sessions)
+    }
+
+    /// Changes a session's variables: for what starts from now on, and for interpreters that are up with their next run.
+    pub async fn set_env(
+        &self,
+        record: &Record,
+        session: &SessionName,
+        set: BTreeMap<String, String>,
+        unset: Vec<String>,
+    ) -> Result<(), Problem> {
+        let request = Request::SetEnv { session: session.clone(), set, unset };
+        self.ask(record, &request).await.map(drop)
+    }
+
+    /// What the sandbox uses. Asking does not keep it from being idle.
+    pub async fn usage(&self, record: &Record) -> Result<Usage, Problem> {
+        match self.ask(record, &Request::Usage).await? {
+            Event::Usage(usage) => Ok(usage),
+            _ => Err(Problem::new(Code::Protocol, "the agent did not say what it uses")),
+        }
+    }
+}
