@@ -92,14 +92,16 @@ impl Client {
     /// A sandbox of this name; its id.
     pub(crate) fn sandbox(&mut self, name: &str) -> Result<String, Problem> {
         let body = json!({"name": name, "limits": {"disk": 16 << 20, "output": 256 << 20}});
-        let made: Value = serde_json::from_slice(&self.ask("POST", "/v1/sandboxes", &body.to_string())?).map_err(failed)?;
+        let made: Value =
+            serde_json::from_slice(&self.ask("POST", "/v1/sandboxes", &body.to_string())?).map_err(failed)?;
         made["id"].as_str().map(str::to_owned).ok_or_else(|| failed(made))
     }
 
     /// One python call; the time is the client's.
     pub(crate) fn run(&mut self, id: &str) -> Result<Duration, Problem> {
         let begun = Instant::now();
-        let body = self.ask("POST", &format!("/v1/sandboxes/{id}/run"), r#"{"code":"6*7","environment":"python"}"#)?;
+        let body =
+            self.ask("POST", &format!("/v1/sandboxes/{id}/run"), r#"{"code":"6*7","environment":"python"}"#)?;
         let time = begun.elapsed();
         let reply: Value = serde_json::from_slice(&body).map_err(failed)?;
         if reply["results"][0]["mime"]["text/plain"] != "42" {

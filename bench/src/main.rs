@@ -231,8 +231,17 @@ fn measure_http(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
         Row::floor(&floor),
         Row::ratio("HTTP: warm python `run`, unix socket", &by_unix, &floor, Target::AtMost(1.0)),
         Row::ratio("HTTP: warm python `run`, TCP keep-alive", &by_tcp, &floor, Target::AtMost(1.2)),
-        Row::ratio(&format!("HTTP: warm with {count} idle against alone"), &beside, &alone, Target::AtMost(1.2)),
-        Row::resident(&format!("HTTP: daemon with {count} sandboxes"), memory::resident(daemon.pid()), Target::AtMost(40.0)),
+        Row::ratio(
+            &format!("HTTP: warm with {count} idle against alone"),
+            &beside,
+            &alone,
+            Target::AtMost(1.2),
+        ),
+        Row::resident(
+            &format!("HTTP: daemon with {count} sandboxes"),
+            memory::resident(daemon.pid()),
+            Target::AtMost(40.0),
+        ),
         Row::rate("HTTP: output of a command", HTTP_FLOOD, flood, Target::AtLeast(200.0)),
     ])
 }

@@ -1,8 +1,8 @@
 //! What is kept of a stream for a caller: all of it, or its head and tail with an exact count of what is between.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use utoipa::openapi::{ObjectBuilder, OneOfBuilder, RefOr, Schema, schema::Type};
 use serde::{Serialize, Serializer, ser::SerializeMap};
+use utoipa::openapi::{ObjectBuilder, OneOfBuilder, RefOr, Schema, schema::Type};
 
 /// The beginning and the end of a stream.
 ///

@@ -8,3 +8,4 @@ pub mod kept;
 pub mod mcp;
 pub mod reply;
 pub mod rest;
+pub mod telemetry;

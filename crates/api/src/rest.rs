@@ -66,6 +66,8 @@ use utoipa_axum::router::OpenApiRouter;
 pub use guard::Guards;
 pub use server::Listeners;
 
+use crate::telemetry::Telemetry;
+
 use self::{extract::no_sandbox, guard::Caller, guard::Turnstile, place::Place, problem::Refusal};
 
 /// What can change while the daemon runs.
@@ -86,6 +88,8 @@ pub struct Options {
     pub audit: Option<Journal>,
     /// `https://…` under which others reach this daemon, for share links.
     pub public_url: Option<String>,
+    /// Where traces and metrics go.
+    pub telemetry: Option<Telemetry>,
 }
 
 /// A token that was verified lately is not looked up again: revoking one takes effect within this time.
@@ -105,6 +109,7 @@ pub struct Daemon {
     /// Distinguishes this process's request ids from those of the one before.
     run: String,
     counts: health::Counts,
+    ways: ports::Ways,
     /// No new work; streams end.
     stop: CancellationToken,
     /// What goes on without a client.
@@ -126,6 +131,7 @@ impl Daemon {
             requests: AtomicU64::new(1),
             run: format!("{:x}", std::process::id()),
             counts: health::Counts::default(),
+            ways: ports::Ways::default(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         })
@@ -139,6 +145,9 @@ impl Daemon {
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.wait()).await;
         if let Some(audit) = &self.options.audit {
             audit.flush();
+        }
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.shutdown().await;
         }
         served
     }
@@ -187,8 +196,7 @@ impl Daemon {
     }
 
     async fn verify(&self, secret: &str) -> Result<Arc<Token>, Refusal> {
-        if let Some((when, token)) =
-            self.verified.lock().unwrap_or_else(PoisonError::into_inner).get(secret)
+        if let Some((when, token)) = self.verified.lock().unwrap_or_else(PoisonError::into_inner).get(secret)
             && when.elapsed() < VERIFIED
         {
             return Ok(Arc::clone(token));
@@ -202,6 +210,11 @@ impl Daemon {
         Ok(token)
     }
 
+    /// So that a token that was revoked here is refused at once.
+    fn forget_verified(&self) {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// The sandbox of this id, asleep or not, if it is the caller's to see.
     fn record(&self, caller: &Caller, id: &SandboxId) -> Result<Record, Refusal> {
         let found = self.engine.record_of(&caller.tenant, id)?;
@@ -212,9 +225,11 @@ impl Daemon {
     async fn living(self: &Arc<Self>, caller: &Caller, id: &SandboxId) -> Result<Found, Refusal> {
         let (daemon, tenant, id) = (Arc::clone(self), caller.tenant.clone(), id.clone());
         self.complete(async move {
-            daemon.engine.existing_of(&tenant, id.as_str(), None).await.map_err(|problem| match problem.code {
-                Code::SandboxNotFound => no_sandbox(id.as_str()),
-                _ => problem,
+            daemon.engine.existing_of(&tenant, id.as_str(), None).await.map_err(|problem| {
+                match problem.code {
+                    Code::SandboxNotFound => no_sandbox(id.as_str()),
+                    _ => problem,
+                }
             })
         })
         .await
@@ -271,6 +286,9 @@ impl Daemon {
         event.session = Some(session.clone());
         event.exec = Some(exec.clone());
         self.engine.note(event);
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.call_started(record, exec);
+        }
     }
 
     fn note_finished(
@@ -289,6 +307,9 @@ impl Daemon {
         event.bytes = Some(outcome.receipt.stdout_bytes + outcome.receipt.stderr_bytes);
         self.engine.note(event.detail(outcome.cause.as_str()));
         self.counts.call(language, outcome);
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.call_finished(record, session, language, outcome, caller);
+        }
     }
 }
 

@@ -169,7 +169,8 @@ impl Reader {
                     self.decoder.take().map_err(lost)?;
                 }
                 None => {
-                    let count = self.half.read(self.decoder.space()).await.map_err(|error| self.peer.lost(error))?;
+                    let count =
+                        self.half.read(self.decoder.space()).await.map_err(|error| self.peer.lost(error))?;
                     if count == 0 {
                         return Err(self.peer.lost("it has ended"));
                     }

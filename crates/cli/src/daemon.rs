@@ -52,7 +52,10 @@ impl Client {
                 return None;
             }
             Err(_) => {
-                output.warning(format_args!("the daemon at {} does not answer; going on without it", socket.display()));
+                output.warning(format_args!(
+                    "the daemon at {} does not answer; going on without it",
+                    socket.display()
+                ));
                 return None;
             }
         };
@@ -156,11 +159,13 @@ fn gone(error: impl std::fmt::Display) -> Problem {
 }
 
 fn strange() -> Problem {
-    Problem::new(Code::Protocol, "the daemon answered something else")
-        .hint("--no-daemon goes without it")
+    Problem::new(Code::Protocol, "the daemon answered something else").hint("--no-daemon goes without it")
 }
 
-async fn send(socket: &std::path::Path, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Problem> {
+async fn send(
+    socket: &std::path::Path,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, Problem> {
     let stream = carrel_backend::link::connect_any_length(socket).await.map_err(gone)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
     // Ends with the answer, or hands the stream over.
@@ -173,7 +178,8 @@ async fn read<T: for<'de> Deserialize<'de>>(response: Response<Incoming>) -> Res
         return Err(refused(response).await);
     }
     let body = body(response).await?;
-    serde_json::from_slice(&body).map_err(|error| Problem::new(Code::Protocol, format!("the daemon's answer: {error}")))
+    serde_json::from_slice(&body)
+        .map_err(|error| Problem::new(Code::Protocol, format!("the daemon's answer: {error}")))
 }
 
 /// A problem document, as the engine had said it.

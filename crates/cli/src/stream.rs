@@ -183,7 +183,9 @@ impl Pumping<'_> {
                     let _ = cancel.try_send(());
                 }
                 // The agent or the daemon has hung up; what was said before is still to be read.
-                Step::Fed(problem) if matches!(problem.code, Code::AgentLost | Code::Unavailable) => fed = true,
+                Step::Fed(problem) if matches!(problem.code, Code::AgentLost | Code::Unavailable) => {
+                    fed = true
+                }
                 Step::Fed(problem) => return Err(problem),
                 Step::Piece(piece) => {
                     if let Some(end) = take(piece, sink)? {

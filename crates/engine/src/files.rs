@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use carrel_files::{OutsideLinks, Owner, Root, TreeLimits, read_tar, write_tar};
+use carrel_jail::workspace::Kind;
 use carrel_proto::{
     files::{FileReply, FileRequest, GuestPath},
     problem::{Code, Problem},
@@ -11,13 +12,14 @@ use carrel_proto::{
 use crate::{Engine, registry::Record};
 
 impl Engine {
-    /// The workspace of a sandbox, for streams and whole trees.
+    /// The workspace of a sandbox, for streams and whole trees. `unavailable`: it is an image that nobody has mounted since its
+    /// box went away; waking the sandbox does.
     pub fn files(&self, record: &Record) -> Result<Root, Problem> {
         let directory = self.directory(&record.id);
         let workspace = self.backend.workspace(&directory).ok_or_else(|| {
             Problem::new(Code::Unsupported, "files of this backend are reached through its agent")
         })?;
-        open(&workspace, record)
+        open(&directory, &workspace, record)
     }
 
     /// One file operation.
@@ -31,8 +33,16 @@ impl Engine {
     }
 }
 
-fn open(workspace: &Path, record: &Record) -> Result<Root, Problem> {
+fn open(directory: &Path, workspace: &Path, record: &Record) -> Result<Root, Problem> {
     let root = Root::open(workspace)?;
+    // The empty directory below the image would swallow what is written, and show nothing of what is there.
+    if record.placed.as_ref().is_some_and(|placed| placed.workspace == Kind::Image)
+        && rustix::fs::fstat(&root).ok().map(|stat| stat.st_dev)
+            == rustix::fs::stat(directory).ok().map(|stat| stat.st_dev)
+    {
+        return Err(Problem::new(Code::Unavailable, "the sandbox's files are not mounted")
+            .hint("wake the sandbox: its files come back with it"));
+    }
     Ok(match &record.placed {
         Some(placed) => root.with_owner(Owner { uid: placed.owner.0, gid: placed.owner.1 }),
         None => root,
@@ -41,7 +51,8 @@ fn open(workspace: &Path, record: &Record) -> Result<Root, Problem> {
 
 /// The workspace of a sandbox whose engine is another process's of the same user and host.
 pub fn of_state(state: &Path, record: &Record) -> Result<Root, Problem> {
-    open(&carrel_backend::jail::workspace_of(&state.join("sandboxes").join(record.id.as_str())), record)
+    let directory = state.join("sandboxes").join(record.id.as_str());
+    open(&directory, &carrel_backend::jail::workspace_of(&directory), record)
 }
 
 /// Copies a workspace to a new directory on the host.

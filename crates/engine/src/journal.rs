@@ -50,6 +50,8 @@ enum Entry {
 pub struct Journal {
     sender: Option<SyncSender<Entry>>,
     dropped: Arc<AtomicU64>,
+    /// Of those, how many a line has told of.
+    told: Arc<AtomicU64>,
     thread: Mutex<Option<JoinHandle<()>>>,
     path: PathBuf,
 }
@@ -69,12 +71,19 @@ impl Journal {
     fn with_queue(path: &Path, rotation: Rotation, queue: usize) -> io::Result<Self> {
         let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer::open(path.to_path_buf(), rotation)?;
+        let told = Arc::clone(&writer.told);
         let (sender, receiver) = sync_channel(queue);
         let counter = Arc::clone(&dropped);
         let thread = std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || writer.run(&receiver, &counter))?;
-        Ok(Self { sender: Some(sender), dropped, thread: Mutex::new(Some(thread)), path: path.to_path_buf() })
+        Ok(Self {
+            sender: Some(sender),
+            dropped,
+            told,
+            thread: Mutex::new(Some(thread)),
+            path: path.to_path_buf(),
+        })
     }
 
     fn hand_over(&self, entry: Entry) {
@@ -107,6 +116,11 @@ impl Journal {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Lines that were dropped since it was opened.
+    pub fn lost(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed) + self.told.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Journal {
@@ -124,6 +138,7 @@ struct Writer {
     rotation: Rotation,
     file: BufWriter<File>,
     bytes: u64,
+    told: Arc<AtomicU64>,
 }
 
 fn open(path: &Path) -> io::Result<(BufWriter<File>, u64)> {
@@ -144,7 +159,7 @@ struct Dropped {
 impl Writer {
     fn open(path: PathBuf, rotation: Rotation) -> io::Result<Self> {
         let (file, bytes) = open(&path)?;
-        Ok(Self { path, rotation, file, bytes })
+        Ok(Self { path, rotation, file, bytes, told: Arc::default() })
     }
 
     fn run(mut self, receiver: &Receiver<Entry>, dropped: &AtomicU64) {
@@ -189,9 +204,8 @@ impl Writer {
         }
         let said = Dropped { unix_ms: now_ms(), kind: "journal.dropped", dropped: count };
         let written = serde_json::to_vec(&said).map_err(io::Error::other).and_then(|line| self.line(line));
-        if written.is_err() {
-            dropped.fetch_add(count, Ordering::Relaxed);
-        }
+        let counter = if written.is_ok() { &*self.told } else { dropped };
+        counter.fetch_add(count, Ordering::Relaxed);
     }
 
     fn line(&mut self, mut line: Vec<u8>) -> io::Result<()> {
@@ -291,12 +305,14 @@ mod tests {
             journal.write(&serde_json::json!({ "number": n }));
         }
         journal.write(&"x".repeat(MAX_LINE + 1));
+        journal.flush();
+        let lost = journal.lost();
         drop(journal);
         let lines = lines(&path);
         let dropped: u64 = lines.iter().filter_map(|line| line["dropped"].as_u64()).sum();
         let written = lines.iter().filter(|line| line["number"].is_u64()).count() as u64;
         assert_eq!(dropped + written, ALL + 1);
-        assert!(dropped >= 1);
+        assert!(dropped >= 1 && dropped == lost);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 pub mod answers;
 pub mod call;
+mod changes;
 pub mod environments;
 pub mod events;
 pub mod files;
@@ -34,7 +35,6 @@ pub mod spec;
 mod sweep;
 pub mod tenant;
 pub mod tokens;
-mod update;
 
 use std::{
     ops::Deref,
@@ -46,17 +46,17 @@ use std::{
 use carrel_backend::{Backend, environment::Environment, jail::Jail};
 use carrel_proto::{limits::Limits, problem::Problem};
 
-pub use carrel_backend::IsolationLevel;
 pub use crate::{
+    changes::Update,
     environments::{Environments, Source},
     quota::Quota,
     registry::{Cursor, ListFilter, Owner, Page, Record, State},
     sandboxes::{Found, Note, Wish},
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
-    update::Update,
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
+pub use carrel_backend::IsolationLevel;
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]

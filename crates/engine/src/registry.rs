@@ -10,7 +10,7 @@ mod scopes;
 use std::{
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use carrel_backend::{IsolationLevel, Placed, Project};
@@ -31,6 +31,8 @@ use crate::{
 
 /// How long one process waits for another's write.
 const BUSY: Duration = Duration::from_secs(10);
+/// Between two tries to be the first.
+const WAL_PAUSE: Duration = Duration::from_millis(2);
 /// When a sandbox was used is known to this many milliseconds: writing it down at every call would be most of what a warm
 /// call writes.
 const TOUCH_MS: u64 = 5_000;
@@ -195,13 +197,27 @@ impl Reading<'_> {
     }
 }
 
+/// Several processes may be the first at once. Alone among statements this one does not wait for the others by itself.
+fn use_wal(connection: &Connection) -> rusqlite::Result<()> {
+    let deadline = Instant::now() + BUSY;
+    loop {
+        let busy = match connection.execute_batch("PRAGMA journal_mode = WAL;") {
+            Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy) => error,
+            other => return other,
+        };
+        if Instant::now() > deadline {
+            return Err(busy);
+        }
+        std::thread::sleep(WAL_PAUSE);
+    }
+}
+
 fn connect(path: &Path) -> Result<Connection, Problem> {
     let connection = Connection::open(path).map_err(failed)?;
     connection.busy_timeout(BUSY).map_err(failed)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    connection
-        .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;")
-        .map_err(failed)?;
+    use_wal(&connection).map_err(failed)?;
+    connection.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON;").map_err(failed)?;
     Ok(connection)
 }
 

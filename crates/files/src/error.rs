@@ -16,6 +16,8 @@ pub enum FileError {
     NotFound { path: String },
     #[error("{path} exists already")]
     Exists { path: String },
+    #[error("{path} is not the one that was meant: it was written, made or removed meanwhile")]
+    Changed { path: String },
     #[error("{path} is not a directory")]
     NotADirectory { path: String },
     #[error("{path} is a directory")]
@@ -51,6 +53,7 @@ impl FileError {
             Self::PathOutside { .. } => "path_outside",
             Self::NotFound { .. } => "not_found",
             Self::Exists { .. } => "exists",
+            Self::Changed { .. } => "precondition_failed",
             Self::NotADirectory { .. } => "not_a_directory",
             Self::IsADirectory { .. } => "is_a_directory",
             Self::NotARegularFile { .. } => "not_a_regular_file",
@@ -73,6 +76,7 @@ impl FileError {
                 "list the directory to see what is there, or pass parents=true to create it"
             }
             Self::Exists { .. } => "choose another name, or pass overwrite=true",
+            Self::Changed { .. } => "read it again, and decide anew",
             Self::NotADirectory { .. } => {
                 "a part of the path is a file or a link; list its parent to see which"
             }
@@ -152,6 +156,7 @@ impl From<FileError> for Problem {
             FileError::PathOutside { .. } => Code::PathOutside,
             FileError::NotFound { .. } => Code::NotFound,
             FileError::Exists { .. } => Code::Exists,
+            FileError::Changed { .. } => Code::PreconditionFailed,
             FileError::NotADirectory { .. } => Code::NotADirectory,
             FileError::IsADirectory { .. } => Code::IsADirectory,
             FileError::NotARegularFile { .. } => Code::NotARegularFile,

@@ -29,6 +29,7 @@ mod list;
 mod read;
 mod replace;
 mod root;
+mod scratch;
 mod search;
 mod serve;
 mod stage;
@@ -39,7 +40,11 @@ mod write;
 
 pub use error::FileError;
 pub use read::FileReader;
-pub use root::{Owner, Root};
+pub use root::{Owner, Root, Stamp};
+pub use scratch::{Placed, Scratch};
 pub use serve::serve;
+pub use stage::is_temporary;
 pub use tree::{LeftOut, OutsideLinks, TreeLimits, TreeReport, read_tar, write_tar};
+#[cfg(feature = "zip")]
+pub use tree::{read_zip, write_zip};
 pub use write::{FileWriter, WriteOptions};

@@ -10,7 +10,7 @@ use rustix::fs::{self, OFlags};
 
 use crate::{
     FileError, Root,
-    root::{CAREFUL, entry, expect_regular},
+    root::{CAREFUL, Stamp, entry, expect_regular, stamp},
 };
 
 /// An open regular file, read at the caller's pace.
@@ -18,12 +18,17 @@ use crate::{
 pub struct FileReader {
     file: File,
     entry: Entry,
+    stamp: Stamp,
 }
 
 impl FileReader {
     /// As it was when opened.
     pub fn entry(&self) -> &Entry {
         &self.entry
+    }
+    /// Likewise.
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
     }
     /// For callers that hand the descriptor on.
     pub fn into_file(self) -> File {
@@ -52,7 +57,7 @@ impl Root {
         let file = File::from(self.resolve(path, flags)?);
         let stat = fs::fstat(&file).map_err(fail)?;
         expect_regular(&stat, path)?;
-        Ok(FileReader { file, entry: entry(path.as_bytes(), &stat, None) })
+        Ok(FileReader { file, entry: entry(path.as_bytes(), &stat, None), stamp: stamp(&stat) })
     }
 
     /// Reads from `offset`. With `len` at most so many bytes, cut to [`MAX_READ`]; without it all of the rest, or

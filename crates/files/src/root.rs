@@ -38,11 +38,25 @@ pub struct Owner {
     pub gid: u32,
 }
 
+/// Tells one content of a file from the next, as far as the file system does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    pub inode: u64,
+    pub mtime_ns: i64,
+    pub size: u64,
+}
+
 /// A directory that no operation leaves.
 #[derive(Debug)]
 pub struct Root {
     pub(crate) dir: OwnedFd,
     pub(crate) owner: Option<Owner>,
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
 }
 
 /// A name in an open directory: what is created, renamed and removed.
@@ -78,6 +92,12 @@ impl Root {
     /// A directory's descriptor, good for naming it to the kernel and nothing else.
     pub fn open_directory(&self, path: &GuestPath) -> Result<OwnedFd, FileError> {
         self.resolve(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)
+    }
+
+    /// The same for one that is exactly where its path says: no link on the way.
+    pub fn open_own_directory(&self, path: &GuestPath) -> Result<OwnedFd, FileError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        open_at(self.dir.as_fd(), path.as_bytes(), flags, STRICT).map_err(|e| FileError::at(path, e))
     }
 
     /// Opens `path`, following links that stay inside (`O_NOFOLLOW` in `flags` spares the last one).
@@ -230,14 +250,22 @@ pub(crate) fn size_of(stat: &fs::Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-pub(crate) fn entry(name: &[u8], stat: &fs::Stat, target: Option<Name>) -> Entry {
+pub(crate) fn stamp(stat: &fs::Stat) -> Stamp {
+    Stamp { inode: stat.st_ino, mtime_ns: mtime_ns(stat), size: size_of(stat) }
+}
+
+fn mtime_ns(stat: &fs::Stat) -> i64 {
     let nanos = i64::try_from(stat.st_mtime_nsec).unwrap_or(0);
+    stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+pub(crate) fn entry(name: &[u8], stat: &fs::Stat, target: Option<Name>) -> Entry {
     Entry {
         name: Name::from(name),
         kind: kind_of(stat),
         size: size_of(stat),
         mode: stat.st_mode & 0o7777,
-        mtime_ns: stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(nanos),
+        mtime_ns: mtime_ns(stat),
         target,
     }
 }

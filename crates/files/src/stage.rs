@@ -77,8 +77,17 @@ pub(crate) fn dress(file: impl AsFd, mode: u32, owner: Option<Owner>) -> Result<
     fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777))
 }
 
+const BEFORE: &str = ".carrel-";
+const BEHIND: &str = ".tmp";
+
 pub(crate) fn temporary_name() -> Result<String, Errno> {
     let mut random = [0_u8; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    Ok(format!(".carrel-{:016x}.tmp", u64::from_ne_bytes(random)))
+    Ok(format!("{BEFORE}{:016x}{BEHIND}", u64::from_ne_bytes(random)))
+}
+
+/// Whether a name is that of a file in the making.
+pub fn is_temporary(name: &[u8]) -> bool {
+    let number = name.strip_prefix(BEFORE.as_bytes()).and_then(|rest| rest.strip_suffix(BEHIND.as_bytes()));
+    number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
 }

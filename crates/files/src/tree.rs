@@ -1,4 +1,4 @@
-//! Whole trees as tar streams, in constant memory.
+//! Whole trees as tar streams, in constant memory, and as zip archives where asked for.
 //!
 //! Both directions speak GNU tar's format; reading also understands pax and sparse files. The reader is our own
 //! because an archive may come from hostile hands: every name, header and map in it has a bound before it is
@@ -7,12 +7,16 @@
 mod format;
 mod pack;
 mod unpack;
+#[cfg(feature = "zip")]
+mod zip;
 
 use carrel_proto::files::{GuestPath, Name};
 use std::io::{self, Read};
 
 pub use pack::write_tar;
 pub use unpack::read_tar;
+#[cfg(feature = "zip")]
+pub use zip::{read_zip, write_zip};
 
 use crate::FileError;
 

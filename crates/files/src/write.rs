@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Of a new file, unless asked otherwise.
-const NEW_FILE_MODE: u32 = 0o644;
+pub(crate) const NEW_FILE_MODE: u32 = 0o644;
 
 /// How a file is written. The default replaces what is there and makes nothing above it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,6 +72,14 @@ impl FileWriter {
             }
         };
         Ok(entry(self.path.as_bytes(), &stat, None))
+    }
+
+    /// The file itself, where it is appended to in place.
+    pub(crate) fn in_place(&self) -> Option<&File> {
+        match &self.target {
+            Target::New { .. } => None,
+            Target::InPlace(file) => Some(file),
+        }
     }
 
     /// Leaves what was there. What was appended in place stays.
@@ -129,7 +137,7 @@ impl Root {
     }
 
     /// Like `locate`, but says what a path without a name is.
-    fn locate_file(&self, path: &GuestPath) -> Result<Slot, FileError> {
+    pub(crate) fn locate_file(&self, path: &GuestPath) -> Result<Slot, FileError> {
         match self.locate(path, true) {
             Err(FileError::InvalidPath { path: shown, .. }) if path.is_root() => {
                 Err(FileError::IsADirectory { path: shown })
@@ -164,7 +172,12 @@ impl Root {
         Ok(FileWriter { path: path.clone(), target, sync: options.sync })
     }
 
-    fn append(&self, path: &GuestPath, slot: Slot, options: WriteOptions) -> Result<FileWriter, FileError> {
+    pub(crate) fn append(
+        &self,
+        path: &GuestPath,
+        slot: Slot,
+        options: WriteOptions,
+    ) -> Result<FileWriter, FileError> {
         let fail = |errno| FileError::at(path, errno);
         let dir = slot.dir.as_fd();
         let create = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | CAREFUL;

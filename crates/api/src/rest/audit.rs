@@ -61,7 +61,8 @@ impl Entry<'_> {
 
     /// Probes of the daemon itself are not worth one.
     pub(crate) fn is_worth_a_line(&self) -> bool {
-        !matches!(self.path, "/health" | "/ready" | "/metrics" | "/openapi.json")
+        let looks = matches!(self.method, "GET" | "HEAD");
+        !(looks && matches!(self.path, "/health" | "/ready" | "/metrics" | "/openapi.json"))
     }
 }
 
@@ -83,7 +84,12 @@ mod tests {
         let line: serde_json::Value = serde_json::to_value(entry.line()).unwrap();
         assert_eq!(line["sandbox"], "sbx_abc");
         assert_eq!(line["exec"], "ex_4");
-        let entry = Entry { path: "/shared/c2VjcmV0/index.html", route: Some("/shared/{link}/{*path}"), ..entry };
+        let entry =
+            Entry { path: "/shared/c2VjcmV0/index.html", route: Some("/shared/{link}/{*path}"), ..entry };
         assert!(!serde_json::to_string(&entry.line()).unwrap().contains("c2VjcmV0"));
+        assert!(entry.is_worth_a_line());
+        let entry = Entry { path: "/metrics", method: "GET", ..entry };
+        assert!(!entry.is_worth_a_line());
+        assert!(Entry { method: "POST", ..entry }.is_worth_a_line());
     }
 }

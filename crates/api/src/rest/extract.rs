@@ -82,9 +82,9 @@ impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let SandboxPath(sandbox) = SandboxPath::from_request_parts(parts, state).await?;
-        let session = named(parts, state, "session").await.map_err(|text| {
-            Problem::new(Code::SessionNotFound, format!("there is no session `{text}`"))
-        })?;
+        let session = named(parts, state, "session")
+            .await
+            .map_err(|text| Problem::new(Code::SessionNotFound, format!("there is no session `{text}`")))?;
         Ok(Self(sandbox, session))
     }
 }

@@ -33,7 +33,8 @@ const MAX_REQUESTS_OF_ONE: usize = 1024;
 /// Tokens that are kept count of before those without a request are forgotten.
 const MOST_TOKENS: usize = 1024;
 /// Headers that a page may read beside the few that it always may.
-const EXPOSED: [&str; 5] = ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
+const EXPOSED: [&str; 5] =
+    ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -90,7 +91,11 @@ impl Caller {
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Refusal;
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::internal("a request without a caller").into())
+        parts
+            .extensions
+            .get::<Self>()
+            .cloned()
+            .ok_or_else(|| Problem::internal("a request without a caller").into())
     }
 }
 
@@ -104,7 +109,11 @@ pub(crate) struct Turnstile {
 
 impl Default for Turnstile {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(MAX_REQUESTS)), tokens: Mutex::default(), rates: Rates::default() }
+        Self {
+            all: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            tokens: Mutex::default(),
+            rates: Rates::default(),
+        }
     }
 }
 
@@ -146,14 +155,21 @@ pub(crate) async fn admit(State(daemon): State<Arc<Daemon>>, mut request: Reques
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned());
+    let span =
+        daemon.options.telemetry.as_ref().map(|telemetry| telemetry.request(&method, request.headers()));
     let mut who = None;
     let mut response = match check(&daemon, &mut request).await {
         Ok((caller, places)) => {
             who = caller.as_ref().map(|caller| caller.name().to_owned());
+            let places = Places(Arc::new(places));
+            request.extensions_mut().insert(places.clone());
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            let response = next.run(request).await;
+            let response = match &span {
+                None => next.run(request).await,
+                Some(span) => span.scope(next.run(request)).await,
+            };
             // The answer is over when its body is.
             response.map(|body| axum::body::Body::new(Held { body, _places: places }))
         }
@@ -161,6 +177,9 @@ pub(crate) async fn admit(State(daemon): State<Arc<Daemon>>, mut request: Reques
     };
     if let Ok(value) = HeaderValue::from_str(&number) {
         response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if let Some(span) = span {
+        span.end(route.as_deref(), response.status(), &number, began.elapsed());
     }
     daemon.count(&method, route.as_deref(), response.status(), began.elapsed());
     daemon.audit(&super::audit::Entry {
@@ -182,13 +201,22 @@ async fn check(daemon: &Daemon, request: &mut Request) -> Result<Admitted, Refus
     if let Door::Tcp { own, .. } = door {
         check_host(&daemon.options.guards, request, own)?;
     }
-    check_origin(&daemon.options.guards, request.headers(), door)?;
-    if is_public(request.uri().path()) || request.method() == Method::OPTIONS {
+    // A shared page has no origin that could be allowed, and needs none: its link says what it may reach.
+    if !request.uri().path().starts_with("/shared/") {
+        check_origin(&daemon.options.guards, request.headers(), door)?;
+    }
+    if is_public(request.uri().path()) || is_preflight(request) {
         return Ok((None, Vec::new()));
     }
     let caller = identify(daemon, request.headers(), door).await?;
     let places = daemon.turnstile.enter(&caller)?;
     Ok((Some(caller), places))
+}
+
+/// What a browser asks in its own name, without a token. Any other OPTIONS is a request like all.
+fn is_preflight(request: &Request) -> bool {
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Needs no token. A share link is its own.
@@ -250,7 +278,7 @@ fn check_origin(guards: &Guards, headers: &HeaderMap, door: Door) -> Result<(), 
     let own = match door {
         // No page can reach a unix socket; whoever sends an Origin there copied a browser's request.
         Door::Unix => true,
-        Door::Tcp { own, tls } => {
+        Door::Tcp { own, tls, .. } => {
             let scheme = if tls { "https" } else { "http" };
             ["localhost", "127.0.0.1", "[::1]"]
                 .iter()
@@ -267,7 +295,8 @@ fn check_origin(guards: &Guards, headers: &HeaderMap, door: Door) -> Result<(), 
 
 /// What a browser asks before it lets a page of these origins speak to us.
 pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
-    let parsed: Result<Vec<HeaderValue>, _> = origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
+    let parsed: Result<Vec<HeaderValue>, _> =
+        origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
     let parsed =
         parsed.map_err(|_| Problem::new(Code::InvalidArgument, "an origin that no header can carry"))?;
     Ok(CorsLayer::new()
@@ -277,10 +306,14 @@ pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
         .expose_headers(EXPOSED.map(HeaderName::from_static)))
 }
 
+/// The places of a request. What goes on behind its answer, as a WebSocket does, holds them too.
+#[derive(Debug, Clone)]
+pub(crate) struct Places(#[expect(dead_code, reason = "held, not read")] Arc<Vec<OwnedSemaphorePermit>>);
+
 /// A body that keeps its request's places until it is sent or dropped.
 struct Held {
     body: axum::body::Body,
-    _places: Vec<OwnedSemaphorePermit>,
+    _places: Places,
 }
 
 impl hyper::body::Body for Held {

@@ -14,6 +14,8 @@ use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
+use crate::telemetry::carried;
+
 use super::{
     Daemon,
     extract::{MAX_JSON, body, parse},
@@ -21,7 +23,7 @@ use super::{
     problem::{Refusal, bad},
 };
 
-const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub(crate) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const LONGEST_KEY: usize = 255;
 
@@ -75,7 +77,12 @@ impl Ticket {
     }
 
     /// Does what was asked for, unless it was done before.
-    pub(crate) async fn once<F>(self, daemon: &Arc<Daemon>, caller: &Caller, work: F) -> Result<Response, Refusal>
+    pub(crate) async fn once<F>(
+        self,
+        daemon: &Arc<Daemon>,
+        caller: &Caller,
+        work: F,
+    ) -> Result<Response, Refusal>
     where
         F: Future<Output = Result<Response, Refusal>> + Send + 'static,
     {
@@ -85,7 +92,7 @@ impl Ticket {
             Begun::New(ticket) => ticket,
         };
         // Also if the client hangs up meanwhile: that is when the key is needed.
-        let working = daemon.tasks.spawn(async move {
+        let working = daemon.tasks.spawn(carried(async move {
             match work.await {
                 Ok(response) => {
                     let (answer, response) = keep(response).await?;
@@ -97,7 +104,7 @@ impl Ticket {
                     Err(refusal)
                 }
             }
-        });
+        }));
         working.await.map_err(Problem::internal)?
     }
 }

@@ -40,5 +40,7 @@ pub(crate) fn check(limit: Option<u32>) -> Result<u32, Refusal> {
 
 pub(crate) fn bad_cursor(text: &str) -> Refusal {
     let text: String = text.chars().take(40).collect();
-    bad(format!("`{text}` is no cursor of this list")).hint("pass `next` of the page before as `after`").into()
+    bad(format!("`{text}` is no cursor of this list"))
+        .hint("pass `next` of the page before as `after`")
+        .into()
 }

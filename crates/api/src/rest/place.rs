@@ -86,13 +86,23 @@ impl Place {
         if let Some(spec) = create.spec.take() {
             super::spec::apply(daemon, spec, &mut create)?;
         }
-        let ways = [create.name.is_some(), create.key.is_some(), create.workflow_run.is_some() || create.agent_run.is_some()];
+        let ways = [
+            create.name.is_some(),
+            create.key.is_some(),
+            create.workflow_run.is_some() || create.agent_run.is_some(),
+        ];
         if ways.iter().filter(|given| **given).count() > 1 {
-            return Err(bad("`name`, `key` and `workflow_run` or `agent_run` name one sandbox each: give one of them").into());
+            return Err(bad(
+                "`name`, `key` and `workflow_run` or `agent_run` name one sandbox each: give one of them",
+            )
+            .into());
         }
         let in_run = create.workflow_run.is_some() || create.agent_run.is_some();
         if create.session.is_some() && !in_run {
-            return Err(bad("`session` names a sandbox of a run: give `workflow_run` or `agent_run` too, or `name` alone").into());
+            return Err(bad(
+                "`session` names a sandbox of a run: give `workflow_run` or `agent_run` too, or `name` alone",
+            )
+            .into());
         }
         let (which, name) = if let Some(key) = &create.key {
             let key = parse_key(key)?;

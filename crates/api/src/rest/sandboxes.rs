@@ -24,8 +24,8 @@ use super::{
     guard::Caller,
     idempotency::Once,
     page::{self, Page},
-    problem::{Problems, Refusal, bad},
     place::Place,
+    problem::{Problems, Refusal, bad},
 };
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
@@ -310,8 +310,14 @@ async fn update(
     let update = Update {
         limits,
         labels: patch.labels.map(Labels::new).transpose()?,
-        idle_timeout_s: patch.idle_timeout_seconds.map(|seconds| seconds_within("idle_timeout_seconds", seconds)).transpose()?,
-        max_lifetime_s: patch.max_lifetime_seconds.map(|seconds| seconds_within("max_lifetime_seconds", seconds)).transpose()?,
+        idle_timeout_s: patch
+            .idle_timeout_seconds
+            .map(|seconds| seconds_within("idle_timeout_seconds", seconds))
+            .transpose()?,
+        max_lifetime_s: patch
+            .max_lifetime_seconds
+            .map(|seconds| seconds_within("max_lifetime_seconds", seconds))
+            .transpose()?,
         quota: caller.quota(),
     };
     let record = daemon.engine.update(&record, update).await?;

@@ -41,7 +41,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Door {
     Unix,
-    Tcp { own: SocketAddr, tls: bool },
+    Tcp { own: SocketAddr, peer: SocketAddr, tls: bool },
 }
 
 /// Open doors.
@@ -103,14 +103,14 @@ async fn accept_unix(listener: UnixListener, serving: Serving) {
 
 async fn accept_tcp(listener: TcpListener, own: SocketAddr, tls: Option<TlsAcceptor>, serving: Serving) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    while let Some(((stream, _), place)) = next(&serving.stop, &places, || listener.accept()).await {
+    while let Some(((stream, peer), place)) = next(&serving.stop, &places, || listener.accept()).await {
         // Small answers wait 40 ms for the peer's acknowledgement otherwise. A stream that refuses still works.
         let _ = stream.set_nodelay(true);
         let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
         let _ = rustix::net::sockopt::set_tcp_keepidle(&stream, STALLED);
         let (connection, tls) = (serving.clone(), tls.clone());
         serving.tasks.spawn(async move {
-            let door = Door::Tcp { own, tls: tls.is_some() };
+            let door = Door::Tcp { own, peer, tls: tls.is_some() };
             match tls {
                 None => connection.serve(stream, door).await,
                 Some(tls) => {

@@ -1,7 +1,13 @@
 //! Server-sent events. A producer writes them into a short queue; a client that does not take them for a while loses its stream,
 //! so that nobody's slowness holds up a call: what it missed is kept by the sandbox, and `Last-Event-ID` finds it.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -9,12 +15,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use tokio::sync::mpsc;
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 
-/// Events waiting for a client: a chunk is at most 64 KiB or so.
-const AHEAD: usize = 16;
+use crate::telemetry::carried;
+
+/// Events waiting for a client, and their bytes: what one connection may cost. A larger event waits until it is alone.
+const AHEAD: usize = 64;
+const AHEAD_BYTES: usize = 512 << 10;
 /// A client that takes nothing for this long is slow beyond patience.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// So that no proxy takes a quiet stream for a dead one.
@@ -22,14 +31,30 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The writing end of a stream of events.
 #[derive(Debug)]
-pub(crate) struct Events(mpsc::Sender<Bytes>);
+pub(crate) struct Events {
+    queue: mpsc::Sender<Piece>,
+    room: Arc<Semaphore>,
+    taken: oneshot::Receiver<()>,
+}
+
+/// One event, and the room it takes while it waits.
+#[derive(Debug)]
+struct Piece {
+    bytes: Bytes,
+    _room: Option<OwnedSemaphorePermit>,
+}
 
 /// The client is gone or too slow.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
 impl Events {
-    pub(crate) async fn send(&self, event: &str, id: Option<&str>, data: &impl Serialize) -> Result<(), Gone> {
+    pub(crate) async fn send(
+        &self,
+        event: &str,
+        id: Option<&str>,
+        data: &impl Serialize,
+    ) -> Result<(), Gone> {
         let mut text = Vec::with_capacity(256);
         text.extend_from_slice(b"event: ");
         text.extend_from_slice(event.as_bytes());
@@ -41,52 +66,87 @@ impl Events {
         // JSON has no raw line ends, so that one event is one line of data.
         serde_json::to_writer(&mut text, data).map_err(|_| Gone)?;
         text.extend_from_slice(b"\n\n");
-        self.write(text.into()).await
+        tokio::time::timeout(PATIENCE, self.write(text.into())).await.map_err(|_| Gone)?
     }
 
     async fn write(&self, bytes: Bytes) -> Result<(), Gone> {
-        self.0.send_timeout(bytes, PATIENCE).await.map_err(|_| Gone)
+        // Fits, because of the constant.
+        let size = u32::try_from(bytes.len().min(AHEAD_BYTES)).unwrap_or(u32::MAX);
+        let room = tokio::select! {
+            room = Arc::clone(&self.room).acquire_many_owned(size) => room.map_err(|_| Gone)?,
+            () = self.queue.closed() => return Err(Gone),
+        };
+        self.queue.send(Piece { bytes, _room: Some(room) }).await.map_err(|_| Gone)
     }
 
     /// Until the client is gone.
     pub(crate) async fn closed(&self) {
-        self.0.closed().await;
+        self.queue.closed().await;
+    }
+
+    /// Ends the stream, and says whether its client took all of it.
+    pub(crate) async fn delivered(self) -> bool {
+        let Self { queue, taken, .. } = self;
+        drop(queue);
+        taken.await.is_ok()
     }
 }
 
-/// An answer whose events come from `producer`, until it ends, its client goes, or the daemon stops.
+/// An answer whose events come from `producer`, until it ends or the daemon stops. When its client goes, the producer finds out by
+/// itself, and may have something to finish.
 pub(crate) fn stream<F>(stop: CancellationToken, producer: impl FnOnce(Events) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(AHEAD);
+    let (all, taken) = oneshot::channel();
     let quiet = sender.downgrade();
-    let producing = producer(Events(sender));
+    let producing =
+        carried(producer(Events { queue: sender, room: Arc::new(Semaphore::new(AHEAD_BYTES)), taken }));
     tokio::spawn(async move {
         let mut producing = std::pin::pin!(producing);
+        let mut open = true;
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = &mut producing => return,
-                () = tokio::time::sleep(KEEP_ALIVE) => {
-                    let Some(sender) = quiet.upgrade() else { return };
+                () = tokio::time::sleep(KEEP_ALIVE), if open => {
+                    let sign = Piece { bytes: Bytes::from_static(b":\n\n"), _room: None };
                     // A full queue needs no sign of life.
-                    if let Err(mpsc::error::TrySendError::Closed(_)) = sender.try_send(Bytes::from_static(b":\n\n")) {
-                        // The producer finds out by itself, and may have something to finish.
-                        drop(sender);
-                        return producing.await;
-                    }
+                    open = quiet.upgrade().is_some_and(|sender| {
+                        !matches!(sender.try_send(sign), Err(mpsc::error::TrySendError::Closed(_)))
+                    });
                 }
             }
         }
     });
-    response(ReceiverStream::new(receiver))
+    response(Queue { receiver, all: Some(all) })
 }
 
-fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let body = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>));
-    let mut response = body.into_response();
+/// The reading end.
+struct Queue {
+    receiver: mpsc::Receiver<Piece>,
+    all: Option<oneshot::Sender<()>>,
+}
+
+impl Stream for Queue {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let piece = ready!(self.receiver.poll_recv(context));
+        if piece.is_none()
+            && let Some(all) = self.all.take()
+        {
+            // Nobody has to be waiting for it.
+            let _ = all.send(());
+        }
+        Poll::Ready(piece.map(|piece| Ok(piece.bytes)))
+    }
+}
+
+fn response(events: Queue) -> Response {
+    let mut response = Body::from_stream(events).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

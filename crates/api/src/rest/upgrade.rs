@@ -24,7 +24,10 @@ use super::{
 type Wire = TokioIo<Pin<Box<TimeoutStream<UnixStream>>>>;
 /// A connection of the unix door, with what had been read of it ahead.
 pub(super) type Stream = tokio::io::Join<
-    tokio::io::Chain<io::Cursor<hyper::body::Bytes>, tokio::io::ReadHalf<Pin<Box<TimeoutStream<UnixStream>>>>>,
+    tokio::io::Chain<
+        io::Cursor<hyper::body::Bytes>,
+        tokio::io::ReadHalf<Pin<Box<TimeoutStream<UnixStream>>>>,
+    >,
     tokio::io::WriteHalf<Pin<Box<TimeoutStream<UnixStream>>>>,
 >;
 

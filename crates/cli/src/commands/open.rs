@@ -79,23 +79,30 @@ fn read(path: &Path, context: &Context<'_>) -> Result<SandboxSpec, Problem> {
             .and_then(|file| file.take(most).read_to_string(&mut text))
             .map_err(failed)?;
     }
-    SandboxSpec::from_text(&text, &context.settings.environments).map_err(|problem| Problem {
-        message: format!("{}: {}", path.display(), problem.message),
-        ..problem
-    })
+    SandboxSpec::from_text(&text, &context.settings.environments)
+        .map_err(|problem| Problem { message: format!("{}: {}", path.display(), problem.message), ..problem })
 }
 
 /// What a flag says and the spec says otherwise is an error: neither is the one that was meant.
 fn agree(args: &Open, spec: &SandboxSpec, wish: &Wish) -> Result<(), Problem> {
     let making = &args.making;
     let differs = [
-        ("--env", making.environment.is_some() && spec.environment.is_some() && spec.environment != wish.environment),
-        ("--cpus", making.cpus.is_some() && spec.cpu_millis.is_some_and(|cpus| cpus != wish.limits.cpu_millis)),
+        (
+            "--env",
+            making.environment.is_some()
+                && spec.environment.is_some()
+                && spec.environment != wish.environment,
+        ),
+        (
+            "--cpus",
+            making.cpus.is_some() && spec.cpu_millis.is_some_and(|cpus| cpus != wish.limits.cpu_millis),
+        ),
         ("--memory", making.memory.is_some() && spec.memory.is_some_and(|size| size != wish.limits.memory)),
         ("--disk", making.disk.is_some() && spec.disk.is_some_and(|size| size != wish.limits.disk)),
         (
             "--idle-timeout",
-            making.idle_timeout.is_some() && spec.idle_timeout_s.is_some_and(|time| time != wish.idle_timeout_s),
+            making.idle_timeout.is_some()
+                && spec.idle_timeout_s.is_some_and(|time| time != wish.idle_timeout_s),
         ),
     ];
     match differs.iter().find(|(_, differs)| *differs) {

@@ -11,7 +11,10 @@ mod tls;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
-use carrel_api::rest::{Daemon, Defaults, Guards, Options};
+use carrel_api::{
+    rest::{Daemon, Defaults, Guards, Options},
+    telemetry::Telemetry,
+};
 use carrel_engine::{
     Engine,
     journal::{Journal, Rotation},
@@ -23,7 +26,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{args::Cli, args::Serve, commands::log, config::Config, config::Settings, config::Surroundings, output::Output};
+use crate::{
+    args::Cli, args::Serve, commands::log, config::Config, config::Settings, config::Surroundings,
+    output::Output,
+};
 
 /// What has ended is cleaned up this often. Calls do not wait for it: whoever meets a dead sandbox sees to it at once.
 const SWEEP: Duration = Duration::from_secs(30);
@@ -117,7 +123,9 @@ fn journal(path: &std::path::Path) -> Result<Journal, Problem> {
 
 fn options(settings: &Settings, guards: Guards) -> Result<Options, Problem> {
     let audit = settings.serve.audit.then(|| journal(&settings.state.join("audit.jsonl"))).transpose()?;
-    Ok(Options { guards, defaults: defaults(settings), audit, public_url: settings.serve.public_url.clone() })
+    let telemetry = settings.serve.otlp_endpoint.as_deref().map(Telemetry::start).transpose()?;
+    let public_url = settings.serve.public_url.clone();
+    Ok(Options { guards, defaults: defaults(settings), audit, public_url, telemetry })
 }
 
 fn defaults(settings: &Settings) -> Defaults {
@@ -127,8 +135,8 @@ fn defaults(settings: &Settings) -> Defaults {
 /// Reads the configuration again. One with a mistake changes nothing.
 fn reload(cli: &Cli, around: &Surroundings, engine: &Engine, daemon: &Daemon) {
     notify::reloading();
-    let settings = Config::load(around, cli.global.config.as_deref(), &cli.flags())
-        .and_then(|config| config.settings());
+    let settings =
+        Config::load(around, cli.global.config.as_deref(), &cli.flags()).and_then(|config| config.settings());
     match settings {
         Ok(settings) => {
             daemon.reload(defaults(&settings));
@@ -174,7 +182,8 @@ struct Signals {
 
 impl Signals {
     fn listen() -> Result<Self, Problem> {
-        let listen = |kind| signal(kind).map_err(|error| Problem::internal(format!("listening for signals: {error}")));
+        let listen =
+            |kind| signal(kind).map_err(|error| Problem::internal(format!("listening for signals: {error}")));
         Ok(Self {
             int: listen(SignalKind::interrupt())?,
             term: listen(SignalKind::terminate())?,

@@ -45,7 +45,8 @@ fn create(args: &TokenCreate, engine: &Engine, output: &Output) -> Result<(), Pr
         return output.object(&object);
     }
     output.line(secret)?;
-    output.note(format_args!("{} is shown this once; `carrel token revoke {}` ends it", token.name, token.id));
+    output
+        .note(format_args!("{} is shown this once; `carrel token revoke {}` ends it", token.name, token.id));
     Ok(())
 }
 
@@ -56,7 +57,8 @@ fn list(engine: &Engine, output: &Output) -> Result<(), Problem> {
         return output.object(&json!({ "tokens": all }));
     }
     let now = now_ms();
-    let ago = |then: Option<u64>| then.map_or("never".to_owned(), |then| short_time(now.saturating_sub(then)));
+    let ago =
+        |then: Option<u64>| then.map_or("never".to_owned(), |then| short_time(now.saturating_sub(then)));
     let rows: Vec<Vec<String>> = tokens
         .iter()
         .map(|token| {

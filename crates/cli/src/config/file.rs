@@ -129,11 +129,7 @@ impl File<'_> {
         let Some(key) = Key::ALL.into_iter().find(|key| key.name() == dotted) else {
             let sections = Key::SECTIONS.into_iter().chain(["environments"]);
             let keys = Key::ALL.iter().map(|key| key.name());
-            return Err(self.unknown(
-                name,
-                &dotted,
-                keys.chain(sections.filter(|_| section.is_none())),
-            ));
+            return Err(self.unknown(name, &dotted, keys.chain(sections.filter(|_| section.is_none()))));
         };
         let at = value.span().start;
         if self.author == Author::Project && !key.in_project_file() {
@@ -246,7 +242,9 @@ impl File<'_> {
 /// The value as it would be written in a variable; `None`: another type was wanted.
 fn written(kind: Kind, value: &DeValue<'_>) -> Option<String> {
     match (kind, value) {
-        (Kind::Size | Kind::Word(_) | Kind::Path | Kind::Url, DeValue::String(text)) => Some(text.to_string()),
+        (Kind::Size | Kind::Word(_) | Kind::Path | Kind::Url, DeValue::String(text)) => {
+            Some(text.to_string())
+        }
         (kind, DeValue::Array(all)) if kind.is_list() => {
             let each = all.iter().map(|one| match one.get_ref() {
                 DeValue::String(text) if !text.contains(',') => Some(text.as_ref()),

@@ -52,7 +52,9 @@ pub(crate) enum Value {
 /// What kind of value a key takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Time { most: Duration },
+    Time {
+        most: Duration,
+    },
     Size,
     Count,
     Cpus,
@@ -137,11 +139,9 @@ impl Key {
 
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Key::State
-            | Key::ProjectDirectory
-            | Key::ServeSocket
-            | Key::ServeTlsCert
-            | Key::ServeTlsKey => Kind::Path,
+            Key::State | Key::ProjectDirectory | Key::ServeSocket | Key::ServeTlsCert | Key::ServeTlsKey => {
+                Kind::Path
+            }
             Key::ServeListen => Kind::Addresses,
             Key::ServeAllowHosts => Kind::Hosts,
             Key::ServeAllowOrigins => Kind::Origins,

@@ -74,7 +74,13 @@ fn file_of(version: u64) -> String {
     format!("version {version}\n").repeat(2000)
 }
 
-fn step(client: &mut Client, known: &mut Known, kind: usize, worker: usize, turn: usize) -> std::io::Result<()> {
+fn step(
+    client: &mut Client,
+    known: &mut Known,
+    kind: usize,
+    worker: usize,
+    turn: usize,
+) -> std::io::Result<()> {
     let id = known.id.clone();
     match kind {
         0 | 1 => {
@@ -118,7 +124,8 @@ fn a_daemon_killed_at_any_moment_loses_connections_and_nothing_else() {
     let mut all: Vec<Known> = (0..WORKERS)
         .map(|worker| {
             let mut client = server.client();
-            let made = client.post("/v1/sandboxes", &json!({"name": format!("w{worker}")})).unwrap().with(201);
+            let made =
+                client.post("/v1/sandboxes", &json!({"name": format!("w{worker}")})).unwrap().with(201);
             let id = made["id"].as_str().unwrap().to_owned();
             let body = json!({"code": "n = 0"});
             client.post(&format!("/v1/sandboxes/{id}/run"), &body).unwrap().with(200);

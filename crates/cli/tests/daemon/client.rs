@@ -64,8 +64,15 @@ impl Client {
         self
     }
 
-    pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<()> {
-        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n", body.len());
+    pub(crate) fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> io::Result<()> {
+        let mut head =
+            format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n", body.len());
         if let Some(token) = &self.token {
             head += &format!("authorization: Bearer {token}\r\n");
         }
@@ -110,7 +117,13 @@ impl Client {
     }
 
     /// A request answered with events, all of them.
-    pub(crate) fn events(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Vec<Event>> {
+    pub(crate) fn events(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> io::Result<Vec<Event>> {
         self.send(method, path, headers, body)?;
         let (status, headers) = self.head()?;
         let mut text = Vec::new();
@@ -145,7 +158,12 @@ impl Client {
         }
     }
 
-    fn body(&mut self, status: u16, headers: &[(String, String)], mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    fn body(
+        &mut self,
+        status: u16,
+        headers: &[(String, String)],
+        mut take: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
         let value = |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
         if status == 204 || status == 304 {
             return Ok(());

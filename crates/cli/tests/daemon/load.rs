@@ -130,7 +130,8 @@ impl Trial {
         let exec = answer.with(201)["exec"].as_str().unwrap().to_owned();
         let (mut text, mut next) = (String::new(), 0);
         loop {
-            let path = format!("/v1/sandboxes/{id}/execs/{exec}/output?since={next}&max=2000&wait_seconds=10");
+            let path =
+                format!("/v1/sandboxes/{id}/execs/{exec}/output?since={next}&max=2000&wait_seconds=10");
             let page = client.get(&path).unwrap().with(200);
             for chunk in page["chunks"].as_array().unwrap() {
                 assert_eq!(chunk["offset"], text.len(), "{page}");

@@ -27,7 +27,8 @@ fn who_reads_slowly_holds_up_neither_the_code_nor_the_daemon() {
     for number in 0..4 {
         let mut reader = server.client();
         let session = format!("s{number}");
-        let body = json!({"code": code, "stream": true, "session": session, "timeout_seconds": 300}).to_string();
+        let body =
+            json!({"code": code, "stream": true, "session": session, "timeout_seconds": 300}).to_string();
         reader.send("POST", &format!("/v1/sandboxes/{id}/run"), &[], body.as_bytes()).unwrap();
         readers.push(reader);
     }
@@ -85,5 +86,8 @@ fn half_a_request_and_a_vanished_client_leave_nothing_stuck() {
     drop(open);
     // Nothing of the half uploads is left beside the file.
     let listed = client.get(&format!("/v1/sandboxes/{id}/files?path=.")).unwrap().with(200);
-    assert_eq!(listed["items"].as_array().unwrap().iter().filter(|entry| entry["name"] != "lost+found").count(), 1);
+    assert_eq!(
+        listed["items"].as_array().unwrap().iter().filter(|entry| entry["name"] != "lost+found").count(),
+        1
+    );
 }

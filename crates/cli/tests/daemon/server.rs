@@ -88,7 +88,8 @@ fn command(directory: &Path) -> Command {
 
 /// Starts a daemon and waits until it listens.
 fn start(directory: &Path) -> Child {
-    let mut child = command(directory).arg("serve").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command(directory).arg("serve").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut words = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
     loop {

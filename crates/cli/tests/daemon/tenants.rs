@@ -110,7 +110,10 @@ fn quotas_and_rates_say_what_is_used_up() {
     let small = token(&server, "small", &["--quota", "sandboxes=2,memory=1GB,rate=1000"]);
     let mut client = of(&server, &small);
     for name in ["a", "b"] {
-        client.post("/v1/sandboxes", &json!({"name": name, "limits": {"memory": 256 << 20}})).unwrap().with(201);
+        client
+            .post("/v1/sandboxes", &json!({"name": name, "limits": {"memory": 256 << 20}}))
+            .unwrap()
+            .with(201);
     }
     let refused = client.post("/v1/sandboxes", &json!({"name": "c"})).unwrap();
     assert!(refused.header("retry-after").is_some());
@@ -118,7 +121,11 @@ fn quotas_and_rates_say_what_is_used_up() {
     assert_eq!(refused["code"], "quota");
     assert!(refused["detail"].as_str().unwrap().contains('2'), "{refused}");
     let id = client.get("/v1/sandboxes").unwrap().with(200)["items"][0]["id"].as_str().unwrap().to_owned();
-    let grown = client.ask("PATCH", &format!("/v1/sandboxes/{id}"), json!({"limits": {"memory": 1u64 << 30}}).to_string().as_bytes());
+    let grown = client.ask(
+        "PATCH",
+        &format!("/v1/sandboxes/{id}"),
+        json!({"limits": {"memory": 1u64 << 30}}).to_string().as_bytes(),
+    );
     assert_eq!(grown.unwrap().with(429)["code"], "quota");
     // Many at once do not get past it.
     client.ask("DELETE", &format!("/v1/sandboxes/{id}"), b"").unwrap();
@@ -156,9 +163,14 @@ fn a_revoked_token_is_nobodys_and_a_reading_one_only_reads() {
         std::thread::sleep(Duration::from_millis(100));
     }
     // Guesses at a secret differ in nothing from guesses at an id.
-    let wrong: Vec<Value> = [reading.clone() + "x", reading[..reading.len() - 4].to_owned() + "aaaa", "carrel_tok_x_y".into(), String::new()]
-        .iter()
-        .map(|guess| of(&server, guess).get("/v1/sandboxes").unwrap().with(401))
-        .collect();
+    let wrong: Vec<Value> = [
+        reading.clone() + "x",
+        reading[..reading.len() - 4].to_owned() + "aaaa",
+        "carrel_tok_x_y".into(),
+        String::new(),
+    ]
+    .iter()
+    .map(|guess| of(&server, guess).get("/v1/sandboxes").unwrap().with(401))
+    .collect();
     assert!(wrong.windows(2).all(|pair| pair[0] == pair[1]), "{wrong:?}");
 }

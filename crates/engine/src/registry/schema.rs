@@ -171,13 +171,38 @@ mod tests {
 
     #[test]
     fn many_openers_of_an_old_registry_migrate_it_once() {
+        for _ in 0..10 {
+            let place = tempfile::tempdir().unwrap();
+            let path = place.path().join("registry.db");
+            old(&path);
+            let together = std::sync::Barrier::new(8);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        together.wait();
+                        assert_eq!(Registry::open(&path).unwrap().all().unwrap().len(), 3);
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn who_opens_it_while_another_writes_the_first_tables_waits() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("registry.db");
-        old(&path);
+        // Not yet in WAL mode: there SQLite refuses to switch at once, whatever the patience of the connection.
+        let mut first = Connection::open(&path).unwrap();
+        let writing = first.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
         std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| assert_eq!(Registry::open(&path).unwrap().all().unwrap().len(), 3));
+            let opener = scope.spawn(|| Registry::open(&path).map(drop));
+            // Time for the refusal to show; one that waits is not done before the other is, however long this takes.
+            for _ in 0..50 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                assert!(!opener.is_finished(), "it was refused");
             }
+            writing.commit().unwrap();
+            opener.join().unwrap().unwrap();
         });
     }
 

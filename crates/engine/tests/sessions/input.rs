@@ -66,18 +66,19 @@ async fn a_writer_that_waits_is_told_when_nobody_will_read() {
     live.until("up").await;
     let id = live.id.clone();
     let sent = vec![b'x'; 8 << 20];
-    let write = engine.write_stdin(record, &id, &sent);
-    let end = async {
-        // Both wait for the same thing; the first refusal of the other's input says that the queue is full.
-        engine.write_stdin(record, &id, &sent).await.unwrap_err()
-    };
+    let mut write = std::pin::pin!(engine.write_stdin(record, &id, &sent));
+    // More than is ever queued: it stands still by now, or on a slow machine soon.
+    let early = tokio::time::timeout(std::time::Duration::from_millis(500), &mut write).await;
+    assert!(early.is_err(), "{early:?}");
+    let other = engine.write_stdin(record, &id, b"behind it");
     let kill = async {
-        // One more whole queue cannot be taken, so the writers stand still by the time of an answer to anything else.
         engine.execs(record).await.unwrap();
         engine.signal(record, &id, 9).await.unwrap();
     };
-    let (one, other, ()) = in_time("ending", async { tokio::join!(write, end, kill) }).await;
-    assert_eq!((one.unwrap_err().code, other.code), (Code::ExecEnded, Code::ExecEnded));
+    let (one, other, ()) = in_time("ending", async { tokio::join!(write, other, kill) }).await;
+    let one = one.unwrap_err();
+    assert_eq!((one.code, other.unwrap_err().code), (Code::ExecEnded, Code::ExecEnded));
+    assert!(one.message.contains("bytes were taken"), "{}", one.message);
     live.end().await.died(Cause::Signal, Code::Crashed, Preserved);
 }
 

@@ -16,9 +16,9 @@ server.bind((sys.argv[1], 0))
 server.listen(64)
 print(f'port={server.getsockname()[1]};', flush=True)
 def serve(one):
-    with one, one.makefile('rwb', buffering=0) as file:
-        for line in file:
-            file.write(line)
+    with one, one.makefile('rb') as lines:
+        for line in lines:
+            one.sendall(line)
 while True:
     threading.Thread(target=serve, args=[server.accept()[0]], daemon=True).start()";
 

@@ -90,7 +90,8 @@ async fn what_no_process_could_have_changes_nothing() {
     let sandbox = world.sandbox().await;
     change(&sandbox, "default", &[("A", "1")], &[]).await.unwrap();
     let large = "x".repeat(200_000);
-    let refused: [(&[(&str, &str)], &[&str], Code); 8] = [
+    type Set<'a> = &'a [(&'a str, &'a str)];
+    let refused: [(Set<'_>, &[&str], Code); 8] = [
         (&[("", "x"), ("A", "2")], &[], Code::InvalidArgument),
         (&[("A=B", "x")], &["A"], Code::InvalidArgument),
         (&[("A\0", "x")], &["A"], Code::InvalidArgument),

@@ -46,27 +46,33 @@ pub fn read_tar(
     limits: &TreeLimits,
     outside: OutsideLinks,
 ) -> Result<TreeReport, FileError> {
-    root.mkdir(path, true, None)?;
-    let top = root.resolve(path, DIR)?;
-    let mut unpack =
-        Unpack { root, path, top, limits, outside, report: TreeReport::default(), locked: Vec::new() };
+    let mut unpack = Unpack::new(root, path, limits, outside)?;
     let mut reader = Reader::new(input);
     while let Some(entry) = reader.next().map_err(broken)? {
-        unpack.report.count_entry(limits, path)?;
+        unpack.count_entry()?;
         unpack.entry(entry, &mut reader)?;
     }
-    unpack.lock()?;
-    Ok(unpack.report)
+    unpack.finish()
 }
 
-fn broken(error: TarError) -> FileError {
+pub(super) fn broken(error: TarError) -> FileError {
     match error {
-        TarError::Bad(what) => FileError::argument(format!("not a usable tar archive: {what}")),
+        TarError::Bad(what) => FileError::argument(format!("not a usable archive: {what}")),
+        // What decompression says of bytes that make no sense, and reading of an offset that is none.
+        TarError::Io(source)
+            if matches!(
+                source.kind(),
+                io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof
+            ) =>
+        {
+            FileError::argument(format!("not a usable archive: {source}"))
+        }
         TarError::Io(source) => FileError::Io { path: "the archive's stream".into(), source },
     }
 }
 
-struct Unpack<'a> {
+/// Puts entries in their places, whatever archive they come from.
+pub(super) struct Unpack<'a> {
     root: &'a Root,
     path: &'a GuestPath,
     top: OwnedFd,
@@ -83,8 +89,28 @@ struct Place<'a> {
     name: &'a [u8],
 }
 
-impl Unpack<'_> {
-    fn entry(&mut self, entry: Entry, contents: &mut impl Read) -> Result<(), FileError> {
+impl<'a> Unpack<'a> {
+    pub(super) fn new(
+        root: &'a Root,
+        path: &'a GuestPath,
+        limits: &'a TreeLimits,
+        outside: OutsideLinks,
+    ) -> Result<Self, FileError> {
+        root.mkdir(path, true, None)?;
+        let top = root.resolve(path, DIR)?;
+        Ok(Self { root, path, top, limits, outside, report: TreeReport::default(), locked: Vec::new() })
+    }
+
+    pub(super) fn count_entry(&self) -> Result<(), FileError> {
+        self.report.count_entry(self.limits, self.path)
+    }
+
+    pub(super) fn finish(mut self) -> Result<TreeReport, FileError> {
+        self.lock()?;
+        Ok(self.report)
+    }
+
+    pub(super) fn entry(&mut self, entry: Entry, contents: &mut impl Read) -> Result<(), FileError> {
         let shown = Name::from(entry.path.as_slice());
         let Some(place) = place(&entry.path)? else {
             // The top itself, as `./`.

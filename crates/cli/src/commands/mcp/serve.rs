@@ -7,7 +7,9 @@ use carrel_proto::problem::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{args::Mcp, commands::log, config::Settings, daemon::Client, output::Output, signals::Interrupts};
+use crate::{
+    args::Mcp, commands::log, config::Settings, daemon::Client, output::Output, signals::Interrupts,
+};
 
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;

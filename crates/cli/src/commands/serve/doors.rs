@@ -44,7 +44,8 @@ pub(super) async fn open(
 fn tell(listeners: &Listeners, output: &Output) -> Result<(), Problem> {
     for listener in &listeners.unix {
         let address = listener.local_addr().map_err(Problem::internal)?;
-        let path = address.as_pathname().map_or_else(|| "(unnamed)".into(), |path| path.display().to_string());
+        let path =
+            address.as_pathname().map_or_else(|| "(unnamed)".into(), |path| path.display().to_string());
         output.say_line(format_args!("listening on unix:{path}"));
     }
     let scheme = if listeners.tls.is_some() { "https" } else { "http" };
@@ -52,7 +53,9 @@ fn tell(listeners: &Listeners, output: &Output) -> Result<(), Problem> {
         let address = listener.local_addr().map_err(Problem::internal)?;
         output.say_line(format_args!("listening on {scheme}://{address}"));
         if listeners.tls.is_none() && !address.ip().is_loopback() {
-            output.warning(format_args!("tokens travel in the clear to {address}: use --tls-cert and --tls-key"));
+            output.warning(format_args!(
+                "tokens travel in the clear to {address}: use --tls-cert and --tls-key"
+            ));
         }
     }
     Ok(())
@@ -69,8 +72,11 @@ fn handed_over() -> Result<Listeners, Problem> {
             listener.set_nonblocking(true).map_err(Problem::internal)?;
             listeners.tcp.push(TcpListener::from_std(listener).map_err(Problem::internal)?);
         } else {
-            return Err(Problem::new(Code::InvalidArgument, format!("descriptor {} is no listening socket", at + 3))
-                .hint("ListenStream= of the .socket unit names unix sockets or TCP ports"));
+            return Err(Problem::new(
+                Code::InvalidArgument,
+                format!("descriptor {} is no listening socket", at + 3),
+            )
+            .hint("ListenStream= of the .socket unit names unix sockets or TCP ports"));
         }
     }
     Ok(listeners)

@@ -1,0 +1,183 @@
+//! Between clients, who are slow, and files, which block: short queues, and threads only where one is kept busy.
+
+use std::{
+    io::{self, Read, Write},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes};
+use carrel_files::Scratch;
+use carrel_proto::problem::{Code, Problem};
+use http_body_util::BodyExt;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{
+    super::problem::{Refusal, bad},
+    blocking,
+};
+
+/// Bytes that go to or from a file at once: large beside the cost of a thread's turn, small beside memory.
+pub(super) const PIECE: usize = 256 << 10;
+/// Pieces on their way to a client or from one.
+const AHEAD: usize = 2;
+/// Pieces of an archive, which are small.
+const ARCHIVE_PIECE: usize = 64 << 10;
+const ARCHIVE_AHEAD: usize = 4;
+/// A client that sends nothing of its body for this long is gone.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The next bytes of a body; `None` at its end.
+pub(super) async fn next(body: &mut Body) -> Result<Option<Bytes>, Refusal> {
+    loop {
+        let frame = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
+            let word = format!("nothing of the body came for {} seconds", SILENCE.as_secs());
+            Problem::new(Code::Timeout, word).hint("nothing was changed: send it again")
+        })?;
+        match frame {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(bad(format!("the body broke off: {error}")).into()),
+            Some(Ok(frame)) => {
+                // Trailers say nothing to us.
+                if let Ok(bytes) = frame.into_data()
+                    && !bytes.is_empty()
+                {
+                    return Ok(Some(bytes));
+                }
+            }
+        }
+    }
+}
+
+/// A body as a whole in a file without a name, and its length. Holds no thread while its client takes its time.
+pub(super) async fn spool(
+    mut body: Body,
+    mut scratch: Scratch,
+    most: u64,
+) -> Result<(Scratch, u64), Refusal> {
+    let mut total = 0;
+    let mut ended = false;
+    while !ended {
+        let (mut pieces, mut gathered) = (Vec::new(), 0);
+        while gathered < PIECE {
+            let Some(bytes) = next(&mut body).await? else {
+                ended = true;
+                break;
+            };
+            gathered += bytes.len();
+            pieces.push(bytes);
+        }
+        total += gathered as u64;
+        if total > most {
+            return Err(too_large(most).into());
+        }
+        scratch =
+            blocking(move || pieces.iter().try_for_each(|bytes| scratch.write_all(bytes)).map(|()| scratch))
+                .await?
+                .map_err(|error| {
+                    carrel_files::FileError::from_io(&carrel_proto::files::GuestPath::root(), error)
+                })?;
+    }
+    Ok((scratch, total))
+}
+
+pub(super) fn too_large(most: u64) -> Problem {
+    Problem::new(Code::TooLarge, format!("the body has more than {most} bytes"))
+        .hint("the sandbox's disk limit is the bound: raise it, or send less")
+}
+
+/// `length` bytes of a file from where it stands. A file that ends before breaks the answer off: its head promised more.
+pub(super) fn file(mut file: std::fs::File, length: u64) -> Body {
+    let (sender, receiver) = mpsc::channel::<io::Result<Bytes>>(AHEAD);
+    tokio::spawn(async move {
+        let mut left = length;
+        while left > 0 {
+            let wanted = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+            // A place in the queue first: nothing is read for a client that is not there to take it.
+            let Ok(place) = sender.reserve().await else { return };
+            let read = blocking(move || {
+                let mut buffer = vec![0; wanted];
+                file.read_exact(&mut buffer).map(|()| (file, buffer))
+            });
+            match read.await {
+                Ok(Ok((same, buffer))) => {
+                    file = same;
+                    left -= wanted as u64;
+                    place.send(Ok(buffer.into()));
+                }
+                Ok(Err(error)) => return place.send(Err(error)),
+                Err(problem) => return place.send(Err(io::Error::other(problem.message))),
+            }
+        }
+    });
+    Body::from_stream(ReceiverStream::new(receiver))
+}
+
+/// Where a thread writes what a client reads.
+#[derive(Debug)]
+pub(super) struct Outlet {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    buffer: Vec<u8>,
+}
+
+pub(super) fn outlet() -> (Outlet, Body) {
+    let (sender, receiver) = mpsc::channel(ARCHIVE_AHEAD);
+    let outlet = Outlet { sender, buffer: Vec::with_capacity(ARCHIVE_PIECE) };
+    (outlet, Body::from_stream(ReceiverStream::new(receiver)))
+}
+
+impl Outlet {
+    /// Ends the answer as broken.
+    pub(super) fn fail(&self, why: String) {
+        // A client that is gone does not mind.
+        let _ = self.sender.blocking_send(Err(io::Error::other(why)));
+    }
+}
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(ARCHIVE_PIECE - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..taken]);
+        if self.buffer.len() == ARCHIVE_PIECE {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(ARCHIVE_PIECE));
+        self.sender.blocking_send(Ok(full.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+/// Where a thread reads what a client sends.
+#[derive(Debug)]
+pub(super) struct Inlet {
+    receiver: mpsc::Receiver<Option<Bytes>>,
+    current: Bytes,
+    ended: bool,
+}
+
+/// The other end: `None` is the end of the body. An end that never comes is none.
+pub(super) fn inlet() -> (mpsc::Sender<Option<Bytes>>, Inlet) {
+    let (sender, receiver) = mpsc::channel(ARCHIVE_AHEAD);
+    (sender, Inlet { receiver, current: Bytes::new(), ended: false })
+}
+
+impl Read for Inlet {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() && !self.ended {
+            match self.receiver.blocking_recv() {
+                Some(Some(bytes)) => self.current = bytes,
+                Some(None) => self.ended = true,
+                None => return Err(io::ErrorKind::ConnectionAborted.into()),
+            }
+        }
+        let taken = buffer.len().min(self.current.len());
+        buffer[..taken].copy_from_slice(&self.current.split_to(taken));
+        Ok(taken)
+    }
+}
