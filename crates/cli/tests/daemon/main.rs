@@ -2,6 +2,12 @@
 //!
 //! These take the whole machine: .config/nextest.toml gives them the others' places too.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
 mod chaos;
 mod client;
 mod load;
