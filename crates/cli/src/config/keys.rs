@@ -139,9 +139,11 @@ impl Key {
 
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Key::State | Key::ProjectDirectory | Key::ServeSocket | Key::ServeTlsCert | Key::ServeTlsSecret => {
-                Kind::Path
-            }
+            Key::State
+            | Key::ProjectDirectory
+            | Key::ServeSocket
+            | Key::ServeTlsCert
+            | Key::ServeTlsSecret => Kind::Path,
             Key::ServeListen => Kind::Addresses,
             Key::ServeAllowHosts => Kind::Hosts,
             Key::ServeAllowOrigins => Kind::Origins,
