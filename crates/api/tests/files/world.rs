@@ -40,7 +40,8 @@ impl World {
         let settings = Settings { state: state.path().into(), environments: Environments::default() };
         let engine = Engine::open(settings).unwrap();
         let defaults = Defaults { wish: Wish::default(), timeout: Duration::from_secs(60) };
-        let options = Options { guards: Guards::default(), defaults, audit: None, public_url: None };
+        let options =
+            Options { guards: Guards::default(), defaults, audit: None, public_url: None, telemetry: None };
         let daemon = Daemon::new(engine.clone(), options);
         let socket = state.path().join("carrel.sock");
         let unix = vec![tokio::net::UnixListener::bind(&socket).unwrap()];
