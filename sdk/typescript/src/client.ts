@@ -152,10 +152,10 @@ export class Tokens {
     this.#http = http;
   }
 
-  /** `token` in the answer is shown this once. */
+  /** `token` in the answer is shown this once, so the call cannot be made again when its answer got lost. */
   create(options: CallOptions & { name: string; scope?: string[]; quota?: Quota; expiresSeconds?: number }): Promise<Token & { token: string }> {
     const { signal, ...json } = options;
-    return this.#http.json<Token & { token: string }>("POST", "/v1/tokens", { json, creates: true, signal });
+    return this.#http.json<Token & { token: string }>("POST", "/v1/tokens", { json, signal });
   }
 
   list(options: CallOptions = {}): Listing<Token> {

@@ -216,6 +216,10 @@ export class StartedExec implements ExecStream, PromiseLike<Exec> {
     return this.#exec.then(fulfilled, rejected);
   }
 
+  catch<B = never>(rejected?: ((reason: unknown) => B | PromiseLike<B>) | null): Promise<Exec | B> {
+    return this.#exec.catch(rejected);
+  }
+
   async *[Symbol.asyncIterator](): AsyncGenerator<Chunk, void> {
     yield* (await this.#exec).stream({ signal: this.#signal });
   }

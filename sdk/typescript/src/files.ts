@@ -9,7 +9,7 @@ import type { Change, Entry, Found, Match, Replaced, Transferred, Written } from
 import { fromWire, type Json } from "./wire.js";
 
 /** Entries per question: the most that the daemon gives at once. */
-const PAGE = 1000;
+const PAGE = 500;
 
 export type Content = string | Uint8Array | ArrayBuffer | Blob | ReadableStream<Uint8Array> | AsyncIterable<Uint8Array>;
 

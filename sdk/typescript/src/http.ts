@@ -255,6 +255,10 @@ export class Listing<T> implements AsyncIterable<T>, PromiseLike<T[]> {
     return this.#all().then(fulfilled, rejected);
   }
 
+  catch<B = never>(rejected?: ((reason: unknown) => B | PromiseLike<B>) | null): Promise<T[] | B> {
+    return this.#all().catch(rejected);
+  }
+
   async #all(): Promise<T[]> {
     const all: T[] = [];
     for await (const one of this) all.push(one);

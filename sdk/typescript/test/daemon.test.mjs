@@ -86,7 +86,10 @@ for (const door of ["unix", "tcp"]) {
       assert.deepEqual([whole.exitCode, whole.cause, [...whole.stdoutBytes]], [3, "exit", [255]]);
       const outcome = await sandbox.exec(["true"]).wait();
       assert.equal(outcome.exitCode, 0);
-      await assert.rejects(sandbox.exec(["no-such-command"]).output(), sdk.CommandNotFoundError);
+      const absent = await sandbox.exec(["no-such-command"]).output();
+      assert.equal(absent.exitCode, 127);
+      assert.ok(absent.error instanceof sdk.CommandNotFoundError);
+      assert.throws(() => absent.check(), (error) => error instanceof sdk.RunFailedError && error.code === "command_not_found");
     });
 
     test("an exec takes input, signals and time", async () => {

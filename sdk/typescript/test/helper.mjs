@@ -23,7 +23,7 @@ export async function startDaemon() {
   const place = temporary();
   const state = join(place.path, "state");
   const socket = join(place.path, "carrel.sock");
-  const token = execFileSync(binary, ["--state", state, "token", "create", "--name", "t"], { encoding: "utf8" }).trim();
+  const token = execFileSync(binary, ["--state", state, "token", "create", "--name", "t"], { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] }).trim();
   const daemon = { socket, token, state, url: undefined, child: undefined };
   daemon.start = async (listen = "127.0.0.1:0") => {
     const child = spawn(binary, ["--state", state, "serve", "--socket", socket, "--listen", listen], { stdio: ["ignore", "ignore", "pipe"] });
