@@ -161,7 +161,7 @@ pub struct Mkdir {
     #[serde(default)]
     pub parents: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
+    #[cfg_attr(feature = "schema", schema(maximum = 511))]
     pub mode: Option<u32>,
 }
 
@@ -185,7 +185,7 @@ pub struct Search {
     #[serde(default)]
     pub ignore_case: bool,
     #[serde(default = "matches")]
-    #[cfg_attr(feature = "schema", schema(maximum = 4294967295u32))]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 1000))]
     pub limit: u32,
     /// Files beyond this size are counted as skipped; at most [`MAX_TEXT_FILE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]

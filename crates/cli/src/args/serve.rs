@@ -44,7 +44,7 @@ impl Serve {
             (Key::ServeSocket, "--socket", one(&self.socket)),
             (Key::ServeListen, "--listen", many(&self.listen)),
             (Key::ServeTlsCert, "--tls-cert", one(&self.tls_cert)),
-            (Key::ServeTlsKey, "--tls-key", one(&self.tls_key)),
+            (Key::ServeTlsSecret, "--tls-key", one(&self.tls_key)),
             (Key::ServeAllowHosts, "--allow-host", many(&self.allow_host)),
             (Key::ServeAllowOrigins, "--allow-origin", many(&self.allow_origin)),
             (Key::ServePublicUrl, "--public-url", one(&self.public_url)),

@@ -13,6 +13,8 @@ mod ops;
 mod race;
 mod text;
 mod trees;
+#[cfg(feature = "zip")]
+mod zips;
 
 use std::{
     collections::BTreeMap,

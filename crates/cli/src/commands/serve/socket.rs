@@ -16,6 +16,7 @@ use std::{
         },
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use carrel_proto::problem::{Code, Problem};
@@ -35,8 +36,22 @@ impl Drop for Socket {
     }
 }
 
+/// A daemon that was killed while it started a process may have left its descriptors to it for a moment.
+const TRIES: u32 = 20;
+const BETWEEN: Duration = Duration::from_millis(50);
+
 /// Binds the socket for its user alone.
 pub(super) fn bind(path: &Path) -> Result<(UnixListener, Socket), Problem> {
+    for _ in 1..TRIES {
+        match try_bind(path) {
+            Err(problem) if problem.code == Code::Conflict => std::thread::sleep(BETWEEN),
+            other => return other,
+        }
+    }
+    try_bind(path)
+}
+
+fn try_bind(path: &Path) -> Result<(UnixListener, Socket), Problem> {
     let failed = |what: &str, error: io::Error| {
         Problem::new(Code::InvalidArgument, format!("{what} {}: {error}", path.display()))
             .hint("name another socket with --socket or CARREL_SOCKET")

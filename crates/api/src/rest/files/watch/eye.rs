@@ -2,9 +2,11 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    future::poll_fn,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    os::unix::ffi::OsStrExt,
+    os::{fd::AsRawFd, unix::ffi::OsStrExt},
+    pin::Pin,
+    task::Poll,
     time::Duration,
 };
 
@@ -13,8 +15,8 @@ use carrel_proto::{
     files::{GuestPath, Kind, MAX_PAGE, Name},
     problem::Problem,
 };
-use inotify::{EventMask, EventOwned, Inotify, WatchDescriptor, WatchMask, Watches};
-use tokio::io::unix::AsyncFd;
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
+use tokio_stream::{Stream, StreamExt};
 
 use super::{super::blocking, Change, ChangeEvent, Watched, too_many};
 
@@ -23,12 +25,12 @@ use super::{super::blocking, Change, ChangeEvent, Watched, too_many};
 const MOST_WATCHES: usize = 8192;
 /// The kernel's events that are taken at once.
 const BUFFER: usize = 64 << 10;
+/// Events that are read ahead, to find the two halves of a move.
+const MOST_WAITING: usize = 4096;
 /// The two halves of a move come one right after the other; a second half that is not there by then came from elsewhere.
 const OTHER_HALF: Duration = Duration::from_millis(50);
 /// Names that a look told and the kernel may tell again.
 const MOST_TOLD: usize = 1 << 16;
-/// Changes that a look may find before some of them are handed on.
-const MOST_FOUND: usize = 4096;
 
 /// What was seen.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub(super) enum Seen {
 pub(super) struct Eye {
     watched: Watched,
     recursive: bool,
-    inotify: AsyncFd<Source>,
+    inotify: EventStream<Vec<u8>>,
     /// Below the watched directory, by watch. The directory itself is the empty path.
     paths: HashMap<WatchDescriptor, Vec<u8>>,
     base: WatchDescriptor,
@@ -55,21 +57,6 @@ pub(super) struct Eye {
     told: HashSet<Vec<u8>>,
     short_sighted: bool,
     over: bool,
-}
-
-#[derive(Debug)]
-struct Source(Inotify);
-
-impl AsRawFd for Source {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl AsFd for Source {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
 }
 
 fn mask() -> WatchMask {
@@ -159,11 +146,11 @@ impl Eye {
             added.ok_or_else(|| Problem::internal("the directory went away"))
         })
         .await??;
-        let source = AsyncFd::new(Source(inotify)).map_err(Problem::internal)?;
+        let inotify = inotify.into_event_stream(vec![0; BUFFER]).map_err(Problem::internal)?;
         let mut eye = Self {
             watched,
             recursive,
-            inotify: source,
+            inotify,
             paths: HashMap::from([(base.clone(), Vec::new())]),
             base,
             waiting: VecDeque::new(),
@@ -221,36 +208,37 @@ impl Eye {
         self.waiting.iter().any(|event| event.mask.contains(EventMask::MOVED_TO) && event.cookie == cookie)
     }
 
-    /// Takes what the kernel has, waiting for it for so long, or for as long as it takes.
+    /// Takes what the kernel has. If that is nothing, waits for it for so long, or for as long as it takes.
     async fn read(&mut self, patience: Option<Duration>) {
-        loop {
-            let readable = self.inotify.readable_mut();
-            let ready = match patience {
-                None => readable.await,
-                Some(time) => match tokio::time::timeout(time, readable).await {
-                    Ok(ready) => ready,
-                    Err(_) => return,
-                },
-            };
-            let Ok(mut ready) = ready else {
-                self.over = true;
-                return;
-            };
-            let mut buffer = vec![0; BUFFER];
-            let read = ready.try_io(|source| {
-                let events = source.get_mut().0.read_events(&mut buffer)?;
-                Ok(events.map(|event| event.to_owned()).collect::<Vec<_>>())
-            });
-            match read {
-                // Everything that was told before the last look ended has come by now.
-                Err(_would_block) => self.told.clear(),
-                Ok(Ok(events)) => return self.waiting.extend(events),
-                Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(Err(_)) => {
-                    self.over = true;
-                    return;
-                }
+        let before = self.waiting.len();
+        while self.waiting.len() < MOST_WAITING {
+            match poll_fn(|context| Poll::Ready(Pin::new(&mut self.inotify).poll_next(context))).await {
+                Poll::Ready(event) => self.take(event),
+                Poll::Pending => break,
             }
+            if self.over {
+                return;
+            }
+        }
+        if self.waiting.len() > before {
+            return;
+        }
+        // Everything that happened before the last look ended has been told by now.
+        self.told.clear();
+        let event = match patience {
+            None => self.inotify.next().await,
+            Some(time) => match tokio::time::timeout(time, self.inotify.next()).await {
+                Ok(event) => event,
+                Err(_) => return,
+            },
+        };
+        self.take(event);
+    }
+
+    fn take(&mut self, event: Option<io::Result<EventOwned>>) {
+        match event {
+            Some(Ok(event)) => self.waiting.push_back(event),
+            Some(Err(_)) | None => self.over = true,
         }
     }
 
@@ -258,8 +246,7 @@ impl Eye {
     async fn look(&mut self) -> bool {
         let Some((below, after)) = self.looks.front().cloned() else { return false };
         let room = MOST_WATCHES.saturating_sub(self.paths.len());
-        let (watches, watched, place) =
-            (self.inotify.get_ref().0.watches(), self.watched.clone(), below.clone());
+        let (watches, watched, place) = (self.inotify.watches(), self.watched.clone(), below.clone());
         let page = blocking(move || look(watches, &watched, &place, after.as_ref(), room)).await;
         self.looks.pop_front();
         // A directory that went away meanwhile has nothing to tell.
@@ -277,7 +264,6 @@ impl Eye {
         if let Some(next) = page.next {
             self.looks.push_front((below, Some(next)));
         }
-        debug_assert!(self.seen.len() <= MOST_FOUND, "one page is handed on before the next is read");
         true
     }
 
@@ -353,7 +339,7 @@ impl Eye {
 
     /// Ends the watches of a directory that is not here any more.
     fn forget(&mut self, path: &[u8]) {
-        let mut watches = self.inotify.get_ref().0.watches();
+        let mut watches = self.inotify.watches();
         self.paths.retain(|watch, watched| {
             let keep = watched.is_empty() || !is_within(watched, path);
             if !keep {
@@ -382,7 +368,7 @@ impl Eye {
             self.seen.push_back(Seen::Overflow);
             return;
         }
-        let mut watches = self.inotify.get_ref().0.watches();
+        let mut watches = self.inotify.watches();
         let added = self.watched.root().map(|root| add(&mut watches, &root, path));
         match added {
             Ok(Ok(Some(watch))) => {
