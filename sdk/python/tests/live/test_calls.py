@@ -19,9 +19,8 @@ def test_state_stays_between_calls(sandbox: carrel.Sandbox) -> None:
     assert sandbox.run("echo $((6 * 7))", env="bash").stdout == "42\n"
 
 
-def test_without_env_the_sandbox_decides(client: carrel.Carrel) -> None:
-    with client.sandbox(env="bash") as sandbox:
-        assert sandbox.run("echo hi").stdout == "hi\n"
+def test_without_env_it_is_python(sandbox: carrel.Sandbox) -> None:
+    assert sandbox.run("6 * 7").text == "42"
 
 
 def test_what_the_code_does_wrong_is_in_the_result(sandbox: carrel.Sandbox) -> None:
@@ -187,9 +186,12 @@ def test_a_terminal(sandbox: carrel.Sandbox) -> None:
 
 
 def test_no_such_command(sandbox: carrel.Sandbox) -> None:
-    with pytest.raises(carrel.CommandNotFound) as caught:
-        sandbox.exec(["no-such-command"]).output()
-    assert caught.value.status in (422, None)
+    result = sandbox.exec(["no-such-command"]).output()
+    assert isinstance(result.error, carrel.CommandNotFound)
+    assert result.exit_code == 127
+    with pytest.raises(carrel.RunFailed) as caught:
+        result.check()
+    assert caught.value.code == "command_not_found"
 
 
 def test_execs_are_listed_and_found(sandbox: carrel.Sandbox) -> None:
@@ -206,7 +208,7 @@ def test_execs_are_listed_and_found(sandbox: carrel.Sandbox) -> None:
 
 def test_sessions(sandbox: carrel.Sandbox) -> None:
     sandbox.files.mkdir("src")
-    build = sandbox.session("build", env={"MODE": "release"}, cwd="src")
+    build = sandbox.session("build", env={"MODE": "release"}, cwd="/workspace/src")
     assert build.run("echo $MODE; pwd", env="bash").stdout == "release\n/workspace/src\n"
     build.run("x = 1", env="python").check()
     assert sandbox.run("x", env="python").exception is not None

@@ -8,11 +8,11 @@ from typing import Any, AsyncIterator, List, Mapping, Optional, Sequence, Type, 
 import httpx
 
 from .._build import (
-    create,
     delete,
     get,
     list_sandboxes,
     open_sandbox,
+    post,
     present,
     run_body,
     sandbox_body,
@@ -234,7 +234,8 @@ class AsyncTokens:
         expires: Optional[float] = None,
     ) -> Token:
         """The only answer that has the secret, in `token`. `expires`: in so many seconds."""
-        return Token.parse(await self._http.json(create("/v1/tokens", token_body(name, scope, quota, expires))))
+        # Its secret is kept nowhere, so that no answer can be given again: it is sent once.
+        return Token.parse(await self._http.json(post("/v1/tokens", token_body(name, scope, quota, expires))))
 
     async def list(self) -> List[Token]:
         return [Token.parse(one) for one in await self._http.pages(get("/v1/tokens"))]

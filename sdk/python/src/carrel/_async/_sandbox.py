@@ -94,7 +94,7 @@ class AsyncSandbox:
     ) -> Result:
         """Runs code in an interpreter whose state stays. What the code does wrong is in the result, not an exception.
 
-        `env`: `python`, `bash`, `node`, …; without it the sandbox's own. `idempotency_key`: run once for this key, whatever
+        `env`: `python` (the default, but in an artifact its own language), `bash`, `node`, …. `idempotency_key`: run once for this key, whatever
         becomes of connections; the answer is kept for a day, and there are no callbacks.
         """
         body = run_body(

@@ -9,11 +9,11 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Type, Union
 import httpx
 
 from .._build import (
-    create,
     delete,
     get,
     list_sandboxes,
     open_sandbox,
+    post,
     present,
     run_body,
     sandbox_body,
@@ -235,7 +235,8 @@ class Tokens:
         expires: Optional[float] = None,
     ) -> Token:
         """The only answer that has the secret, in `token`. `expires`: in so many seconds."""
-        return Token.parse(self._http.json(create("/v1/tokens", token_body(name, scope, quota, expires))))
+        # Its secret is kept nowhere, so that no answer can be given again: it is sent once.
+        return Token.parse(self._http.json(post("/v1/tokens", token_body(name, scope, quota, expires))))
 
     def list(self) -> List[Token]:
         return [Token.parse(one) for one in self._http.pages(get("/v1/tokens"))]
