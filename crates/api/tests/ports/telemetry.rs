@@ -74,6 +74,12 @@ async fn a_call_is_a_span_of_its_callers_trace() {
             json!({ "code": "while True: pass", "timeout_seconds": 0.2 }),
         )
         .await;
+    let request = Request::post(format!("/v1/sandboxes/{sandbox}/execs"))
+        .header("host", "localhost")
+        .header("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    let body = json!({ "argv": ["true"] }).to_string();
+    let ended = Reply::of(world.send(request.body(Body::from(body)).unwrap()).await).await.json();
+    assert_eq!(ended["exit_code"], 0, "{ended}");
     // What is left is sent at the end.
     world.stop().await;
 
@@ -105,6 +111,9 @@ async fn a_call_is_a_span_of_its_callers_trace() {
     assert_eq!(text(&request.attributes)["http.response.status_code"], "200");
     let call = named("run");
     assert_eq!(call.parent_span_id, request.span_id);
+    let exec = named("exec");
+    assert_eq!(exec.parent_span_id, named("POST /v1/sandboxes/{sandbox}/execs").span_id);
+    assert_eq!(text(&exec.attributes)["carrel.exec"], ended["exec"].as_str().unwrap());
     let said = text(&call.attributes);
     let wanted = [
         ("carrel.sandbox", sandbox),
