@@ -15,11 +15,13 @@ use std::{
 };
 
 use carrel_proto::{
-    id::SandboxId,
+    id::{Key, SandboxId},
     problem::{Code, Problem},
 };
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard, Semaphore};
+
+use crate::tenant::Tenant;
 
 /// Longest wait for somebody else's making or removing: both take well under a second on a healthy host.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,7 +45,7 @@ pub(crate) struct Locks {
 
 #[derive(Debug, Default)]
 struct Queues {
-    all: HashMap<SandboxId, Weak<Turn<()>>>,
+    all: HashMap<String, Weak<Turn<()>>>,
     /// Those that nobody stands in are dropped when there are this many.
     tidy_at: usize,
 }
@@ -55,9 +57,9 @@ impl Default for Locks {
 }
 
 impl Locks {
-    fn queue(&self, id: &SandboxId) -> Arc<Turn<()>> {
+    fn queue(&self, name: &str) -> Arc<Turn<()>> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = queues.all.get(id).and_then(Weak::upgrade) {
+        if let Some(queue) = queues.all.get(name).and_then(Weak::upgrade) {
             return queue;
         }
         if queues.all.len() >= queues.tidy_at {
@@ -65,8 +67,13 @@ impl Locks {
             queues.tidy_at = 64 + 2 * queues.all.len();
         }
         let queue = Arc::new(Turn::new(()));
-        queues.all.insert(id.clone(), Arc::downgrade(&queue));
+        queues.all.insert(name.to_owned(), Arc::downgrade(&queue));
         queue
+    }
+
+    /// A turn at making the sandbox of a key, in the order of asking: whoever comes first has the first call of it too.
+    pub(crate) async fn turn(&self, tenant: &Tenant, key: &Key) -> OwnedMutexGuard<()> {
+        self.queue(&format!("{tenant}:{key}")).lock_owned().await
     }
 
     /// Waits for a sandbox's lock.
@@ -82,7 +89,7 @@ impl Locks {
     }
 
     async fn wait(&self, state: &Path, id: &SandboxId) -> io::Result<Lock> {
-        let turn = self.queue(id).lock_owned().await;
+        let turn = self.queue(id.as_str()).lock_owned().await;
         if let Some(lock) = Lock::try_take(state, id)? {
             return Ok(Lock { _turn: Some(turn), ..lock });
         }
@@ -185,7 +192,7 @@ mod tests {
         while let Some(done) = waiters.join_next().await {
             done.unwrap();
         }
-        assert!(locks.queue(&id).try_lock().is_ok());
+        assert!(locks.queue(id.as_str()).try_lock().is_ok());
     }
 
     #[tokio::test]

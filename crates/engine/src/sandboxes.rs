@@ -120,9 +120,14 @@ impl Engine {
     /// The sandbox of this key of the wish's tenant, made or revived if need be.
     pub async fn sandbox(&self, key: &Key, wish: &Wish) -> Result<Found, Problem> {
         let mut note = None;
+        let mut turn = None;
         loop {
             let record = match self.registry.by_key(&wish.tenant, key)? {
                 Some(record) if record.state != State::Ended => record,
+                _ if turn.is_none() => {
+                    turn = Some(self.locks.turn(&wish.tenant, key).await);
+                    continue;
+                }
                 ended => {
                     note = ended.and_then(|record| record.reason).map(Note::Ended).or(note);
                     match self.make(Some(key), wish, None).await? {
