@@ -247,7 +247,7 @@ impl Config {
             serve: Serve {
                 listen,
                 tls_cert: self.path(Key::ServeTlsCert),
-                tls_key: self.path(Key::ServeTlsKey),
+                tls_key: self.path(Key::ServeTlsSecret),
                 allow_hosts: self.list(Key::ServeAllowHosts),
                 allow_origins: self.list(Key::ServeAllowOrigins),
                 public_url: self.text(Key::ServePublicUrl),

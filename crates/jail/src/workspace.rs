@@ -9,11 +9,12 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use carrel_proto::limits::{ByteSize, Enforcement};
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, linkat, unlinkat},
+    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, linkat, openat, syncfs, unlinkat},
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
         fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
@@ -87,7 +88,7 @@ pub fn restock(templates: &Path, limit: ByteSize) -> io::Result<()> {
     if spare.exists() {
         return Ok(());
     }
-    let making = templates.join(format!("spare-{}.{}", limit.0, std::process::id()));
+    let making = templates.join(format!("spare-{}.{}", limit.0, unique()));
     copy_sparse(&File::open(template(templates, limit)?)?, &File::create(&making)?)?;
     fs::rename(&making, &spare)
 }
@@ -220,8 +221,14 @@ fn template(templates: &Path, limit: ByteSize) -> io::Result<PathBuf> {
         return Ok(path);
     }
     fs::create_dir_all(templates)?;
-    // Made under a name of its own and moved: two processes may both make it, the last move wins.
-    let making = templates.join(format!("blank-{}.{}", limit.0, std::process::id()));
+    // One at a time, threads and processes alike: it takes long, and the others have use for the result.
+    let turn = OpenOptions::new().create(true).append(true).open(templates.join("making.lock"))?;
+    flock(&turn, FlockOperation::LockExclusive)?;
+    if path.exists() {
+        return Ok(path);
+    }
+    // Made under a name of its own and moved, so that nobody ever sees half of it.
+    let making = templates.join(format!("blank-{}.{}", limit.0, unique()));
     File::create(&making)?.set_len(limit.0)?;
     let tool = mkfs().ok_or_else(|| io::Error::other("mkfs.ext4 is not installed"))?;
     let options = "lazy_itable_init=1,nodiscard,root_owner=0:0";
@@ -249,9 +256,19 @@ fn template(templates: &Path, limit: ByteSize) -> io::Result<PathBuf> {
     // A workspace starts empty. Taken away here, once: the first change of a file system costs more than its mount.
     let mount = mount_nowhere(&OpenOptions::new().read(true).write(true).open(&making)?)?;
     unlinkat(&mount, "lost+found", AtFlags::REMOVEDIR)?;
+    // The kernel takes the mount away in its own time, and whoever copies the file must see all of it.
+    let root = openat(&mount, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    syncfs(&root)?;
+    drop(root);
     drop(mount);
     fs::rename(&making, &path)?;
     Ok(path)
+}
+
+/// A name that no other thread of any process uses at the same time.
+fn unique() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Copies only what a sparse file holds.

@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, State},
+    extract::State,
     routing::{get, post},
 };
 use carrel_engine::{Environments, Found, Owner, Record, Wish};
@@ -44,7 +44,6 @@ pub(super) fn routes() -> Router<Arc<Daemon>> {
         .route(DESK_PATH, post(ask))
         .route("/v1/sandboxes/{sandbox}/line", get(super::line::line))
         .route(MCP_PATH, get(super::mcp::stdio))
-        .layer(DefaultBodyLimit::disable())
 }
 
 /// What a daemon says of itself.

@@ -10,7 +10,7 @@ mod share;
 use std::sync::{Arc, OnceLock};
 
 use axum::{
-    extract::{FromRequestParts, Path, Request, State},
+    extract::{FromRequestParts, Request, State},
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
@@ -32,7 +32,7 @@ use self::{
 };
 use super::{
     Daemon,
-    extract::SandboxPath,
+    extract::{SandboxPath, no_sandbox},
     guard::Caller,
     idempotency::Once,
     page::Page,
@@ -72,25 +72,25 @@ impl Ways {
     }
 }
 
-/// `{sandbox}` and `{port}`. The port is checked here, so that nobody is asked for one that cannot be.
+/// `{sandbox}` and `{port}`, taken from the path as it was sent: what follows them is the server's, and need not even be UTF-8. The port is
+/// checked here, so that nobody is asked for one that cannot be.
 #[derive(Debug)]
 struct PortPath(SandboxId, u16);
 
 impl<S: Send + Sync> FromRequestParts<S> for PortPath {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let SandboxPath(sandbox) = SandboxPath::from_request_parts(parts, state).await?;
-        let Path(all): Path<Vec<(String, String)>> =
-            Path::from_request_parts(parts, state).await.map_err(|error| bad(error.to_string()))?;
-        let text =
-            all.into_iter().find(|(name, _)| name == "port").map(|(_, value)| value).unwrap_or_default();
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        // `/v1/sandboxes/{sandbox}/ports/{port}`
+        let mut path = parts.uri.path().split('/').skip(3);
+        let (sandbox, port) = (path.next().unwrap_or_default(), path.nth(1).unwrap_or_default());
+        let sandbox = sandbox.parse().map_err(|_| no_sandbox(sandbox))?;
         // `parse` alone would take `+80`.
-        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-        match text.parse::<u16>() {
-            Ok(port) if port > 0 && digits => Ok(Self(sandbox, port)),
+        let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+        match port.parse::<u16>() {
+            Ok(number) if number > 0 && digits => Ok(Self(sandbox, number)),
             _ => {
-                let text: String = text.chars().take(40).collect();
+                let text: String = port.chars().take(40).collect();
                 Err(bad(format!("`{text}` is no port: 1 to 65535")).into())
             }
         }
@@ -174,17 +174,16 @@ async fn pass(
 ) -> Result<Response, Refusal> {
     caller.may(Scope::Run)?;
     let found = daemon.living(&caller, &id).await?;
-    let prefix = format!("/v1/sandboxes/{id}/ports/{port}");
+    // As it was sent: a port may have zeros before it.
+    let prefix: Vec<&str> = request.uri().path().splitn(7, '/').take(6).collect();
+    let prefix = prefix.join("/");
     Onward { daemon, record: found.record, port, prefix, way: Way::Own }.pass(request).await
 }
 
 /// Passes on a request of whoever has a link. One that was never signed, is over, or whose sandbox is gone are the same to them.
-async fn pass_shared(
-    State(daemon): State<Arc<Daemon>>,
-    Path(all): Path<Vec<(String, String)>>,
-    request: Request,
-) -> Result<Response, Refusal> {
-    let text = all.into_iter().find(|(name, _)| name == "link").map(|(_, value)| value).unwrap_or_default();
+async fn pass_shared(State(daemon): State<Arc<Daemon>>, request: Request) -> Result<Response, Refusal> {
+    // `/shared/{link}`, and then what is the server's.
+    let text = request.uri().path().split('/').nth(2).unwrap_or_default().to_owned();
     let link = daemon.ways.links(&daemon)?.read(&text, share::now_ms()).ok_or_else(no_link)?;
     if let Some(answer) = preflight(&request) {
         return Ok(answer);

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 /// What every error of this door is.
 #[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
-pub struct ProblemDocument {
+pub(crate) struct ProblemDocument {
     #[serde(rename = "type")]
     kind: &'static str,
     title: &'static str,

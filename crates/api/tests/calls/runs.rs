@@ -134,9 +134,18 @@ async fn a_sandbox_of_one_run_is_gone_afterwards() {
     assert_eq!(ran["results"][0]["mime"]["text/plain"], "42");
     let none = || async { (world.get("/v1/sandboxes").await.ok()["items"] == json!([])).then_some(()) };
     until("the end of the sandbox", none).await;
-    // Refused after the sandbox was made, and gone all the same.
-    let body = json!({"code": "1", "session": "s", "environment": "bash", "timeout_seconds": 1e-9});
-    world.post("/v1/run", body).await;
+    let forever =
+        json!({"code": "while :; do sleep 0.01; done", "environment": "bash", "timeout_seconds": 0.5});
+    assert_eq!(world.post("/v1/run", forever).await.ok()["cause"], "timeout");
+    until("the end of the sandbox", none).await;
+    // Its client goes as soon as the sandbox is there, whatever has begun in it.
+    let left =
+        json!({"code": "while :; do sleep 0.01; done", "environment": "bash", "cancel_on_disconnect": true});
+    let there = || async { (world.get("/v1/sandboxes").await.ok()["items"] != json!([])).then_some(()) };
+    tokio::select! {
+        answer = world.post("/v1/run", left) => panic!("{answer:?}"),
+        () = until("the sandbox", there) => {}
+    }
     until("the end of the sandbox", none).await;
 }
 

@@ -21,10 +21,11 @@ fn text(events: &[Event], name: &str) -> Vec<u8> {
     all
 }
 
+/// More than a dozen of the largest chunks, however fast they are read.
 const TALKATIVE: &str = "
-import os, sys
+import os
 for n in range(300):
-    os.write(1, b'o%d\\n' % n)
+    os.write(1, b'o%d' % n + b'.' * 12000 + b'\\n')
     os.write(2, b'e%d\\xff\\n' % n)
 'end'
 ";
@@ -45,7 +46,7 @@ async fn a_stream_is_taken_up_after_any_chunk() {
         (&json!(0), &json!("ex_1"), None::<&Value>)
     );
     let events = numbered(&all);
-    assert!(events.len() > 3, "{} chunks", events.len());
+    assert!(events.len() > 12, "{} chunks", events.len());
     for (at, event) in events.iter().enumerate() {
         assert_eq!(event.id.as_deref(), Some(format!("{}/ex_1/{at}", sandbox.id()).as_str()));
         assert_eq!(event.chunk(), at as u64);
@@ -120,7 +121,9 @@ async fn a_stream_that_breaks_again_and_again_loses_and_repeats_nothing() {
 #[tokio::test]
 async fn a_sandbox_of_one_run_waits_for_a_client_that_was_cut_off() {
     let world = World::new();
-    let body = json!({"code": "import os\nfor n in range(2000): os.write(1, b'%d\\n' % n)", "environment": "python", "stream": true});
+    // Still at it when its client goes: what is small and over is in the client's own buffers, and counts as told.
+    let code = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('over')";
+    let body = json!({"code": code, "environment": "python", "stream": true});
     let (id, chunk) = {
         let mut events = world.send(request("POST", "/v1/run", Some(body), &[])).await.events();
         let start = events.expect("start").await;
@@ -128,9 +131,10 @@ async fn a_sandbox_of_one_run_waits_for_a_client_that_was_cut_off() {
         (start.data["sandbox"].as_str().unwrap().to_owned(), first.id.unwrap())
     };
     let sandbox = crate::world::Sandbox { world: &world, path: format!("/v1/sandboxes/{id}") };
+    sandbox.post("execs", json!({"argv": ["touch", "go"]})).await.ok();
     assert_eq!(sandbox.outcome("ex_1").await["exit_code"], 0);
     let rest = sandbox.stream("execs/ex_1/stream", None, &[("last-event-id", &chunk)]).await.rest().await;
-    assert_eq!(rest.last().unwrap().name, "end");
+    assert_eq!((&rest[0].data["data"], rest.last().unwrap().name.as_str()), (&json!("over\n"), "end"));
     // One that got everything is not waited for.
     let body = json!({"code": "1", "environment": "python", "stream": true});
     let all = world.send(request("POST", "/v1/run", Some(body), &[])).await.events().rest().await;

@@ -63,6 +63,7 @@ fn open(state: &Path) -> (Engine, Arc<Daemon>, JoinHandle<Result<(), Problem>>) 
         defaults: Defaults { wish, timeout: Duration::from_secs(60) },
         audit: None,
         public_url: None,
+        telemetry: None,
     };
     let daemon = Daemon::new(engine.clone(), options);
     let socket = state.join("carrel.sock");

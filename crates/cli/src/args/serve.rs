@@ -44,7 +44,7 @@ impl Serve {
             (Key::ServeSocket, "--socket", one(&self.socket)),
             (Key::ServeListen, "--listen", many(&self.listen)),
             (Key::ServeTlsCert, "--tls-cert", one(&self.tls_cert)),
-            (Key::ServeTlsKey, "--tls-key", one(&self.tls_key)),
+            (Key::ServeTlsSecret, "--tls-key", one(&self.tls_key)),
             (Key::ServeAllowHosts, "--allow-host", many(&self.allow_host)),
             (Key::ServeAllowOrigins, "--allow-origin", many(&self.allow_origin)),
             (Key::ServePublicUrl, "--public-url", one(&self.public_url)),
@@ -71,7 +71,7 @@ pub(crate) struct TokenCreate {
     /// What it is for; shown in lists and in no other place.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
-    /// What it may do: all, or some of read, run, admin and so on, with commas.
+    /// What it may do: all, or some of read, run, metrics, admin, with commas.
     #[arg(long, value_name = "SCOPES", default_value = "run")]
     pub(crate) scope: Scopes,
     /// What it may hold at once, and calls per second: sandboxes=20,cpu=8,memory=16GB,disk=50GB,rate=50.

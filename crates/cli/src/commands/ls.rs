@@ -62,6 +62,7 @@ pub(crate) fn object(record: &Record) -> Value {
         "environment": record.spec.environment,
         "isolation": record.spec.isolation,
         "project": record.spec.project,
+        "labels": record.labels,
         "limits": record.spec.limits,
         "idle_timeout_seconds": record.spec.idle_timeout_s,
         "max_lifetime_seconds": record.spec.max_lifetime_s,

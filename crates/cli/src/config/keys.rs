@@ -26,7 +26,7 @@ pub(crate) enum Key {
     ServeSocket,
     ServeListen,
     ServeTlsCert,
-    ServeTlsKey,
+    ServeTlsSecret,
     ServeAllowHosts,
     ServeAllowOrigins,
     ServePublicUrl,
@@ -90,7 +90,7 @@ impl Key {
         Key::ServeSocket,
         Key::ServeListen,
         Key::ServeTlsCert,
-        Key::ServeTlsKey,
+        Key::ServeTlsSecret,
         Key::ServeAllowHosts,
         Key::ServeAllowOrigins,
         Key::ServePublicUrl,
@@ -119,7 +119,7 @@ impl Key {
             Key::ServeSocket => "serve.socket",
             Key::ServeListen => "serve.listen",
             Key::ServeTlsCert => "serve.tls_cert",
-            Key::ServeTlsKey => "serve.tls_key",
+            Key::ServeTlsSecret => "serve.tls_key",
             Key::ServeAllowHosts => "serve.allow_hosts",
             Key::ServeAllowOrigins => "serve.allow_origins",
             Key::ServePublicUrl => "serve.public_url",
@@ -139,9 +139,11 @@ impl Key {
 
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Key::State | Key::ProjectDirectory | Key::ServeSocket | Key::ServeTlsCert | Key::ServeTlsKey => {
-                Kind::Path
-            }
+            Key::State
+            | Key::ProjectDirectory
+            | Key::ServeSocket
+            | Key::ServeTlsCert
+            | Key::ServeTlsSecret => Kind::Path,
             Key::ServeListen => Kind::Addresses,
             Key::ServeAllowHosts => Kind::Hosts,
             Key::ServeAllowOrigins => Kind::Origins,
@@ -165,7 +167,7 @@ impl Key {
             | Key::ServeSocket
             | Key::ServeListen
             | Key::ServeTlsCert
-            | Key::ServeTlsKey
+            | Key::ServeTlsSecret
             | Key::ServeAllowHosts
             | Key::ServeAllowOrigins
             | Key::ServePublicUrl

@@ -8,7 +8,7 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
@@ -17,6 +17,8 @@ use crate::{client::Client, load::Dice, server::Server};
 
 const DEATHS: usize = 50;
 const WORKERS: usize = 6;
+/// A daemon sweeps at its start and every half minute.
+const CLEANED: Duration = Duration::from_secs(90);
 
 /// One worker's sandbox, as far as its answers said.
 #[derive(Debug, Default)]
@@ -201,26 +203,50 @@ fn check(client: &mut Client, known: &Known) {
     }
 }
 
-/// Every directory and lock belongs to a sandbox that is listed: half-done ones were cleaned.
-fn nothing_else_is_there(server: &Server, client: &mut Client) {
-    // What a dead daemon was making is cleaned by the next look, the way every command does it.
-    assert!(server.cli(&["--no-daemon", "ls"]).status.success());
-    let (mut ids, mut after) = (Vec::new(), String::new());
+/// Every sandbox with its state, oldest first.
+fn listed(client: &mut Client) -> Vec<(String, String)> {
+    let (mut all, mut after) = (Vec::new(), String::new());
     loop {
         let page = client.get(&format!("/v1/sandboxes?limit=100{after}")).unwrap().with(200);
-        for item in page["items"].as_array().unwrap() {
-            assert_eq!(item["state"], "running", "{item}");
-            ids.push(item["id"].as_str().unwrap().to_owned());
-        }
+        let text = |item: &Value, name: &str| item[name].as_str().unwrap().to_owned();
+        all.extend(
+            page["items"].as_array().unwrap().iter().map(|item| (text(item, "id"), text(item, "state"))),
+        );
         match page["next"].as_str() {
             Some(next) => after = format!("&after={next}"),
-            None => break,
+            None => return all,
         }
     }
+}
+
+/// What is nobody's below the state directory.
+fn strays(server: &Server, ids: &[(String, String)]) -> Vec<String> {
+    let mut found = Vec::new();
     for place in ["sandboxes", "locks"] {
-        for entry in std::fs::read_dir(server.state().join(place)).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            assert!(!name.starts_with("sbx_") || ids.contains(&name), "{place}/{name} is nobody's");
+        for entry in std::fs::read_dir(server.state().join(place)).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            if name.starts_with("sbx_") && !ids.iter().any(|(id, _)| *id == name) {
+                found.push(format!("{place}/{name}"));
+            }
         }
+    }
+    found
+}
+
+/// What a dead daemon was making is cleaned by the next one, which does so beside its work: so it may take a moment.
+fn nothing_else_is_there(server: &Server, client: &mut Client) {
+    let begun = Instant::now();
+    loop {
+        let swept = server.cli(&["--no-daemon", "--verbose", "ls"]);
+        let said = String::from_utf8_lossy(&swept.stderr).into_owned();
+        assert!(swept.status.success(), "{said}");
+        let ids = listed(client);
+        let unfinished: Vec<_> = ids.iter().filter(|(_, state)| state != "running").collect();
+        let strays = strays(server, &ids);
+        if unfinished.is_empty() && strays.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < CLEANED, "unfinished {unfinished:?}, nobody's {strays:?}; {said}");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }

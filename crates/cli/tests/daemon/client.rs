@@ -29,7 +29,6 @@ pub(crate) struct Answer {
 #[derive(Debug, Clone)]
 pub(crate) struct Event {
     pub(crate) name: String,
-    pub(crate) id: Option<String>,
     pub(crate) data: Value,
 }
 
@@ -197,7 +196,6 @@ pub(crate) fn parse(text: &str) -> Vec<Event> {
         let data = field("data: ").unwrap_or_default();
         events.push(Event {
             name: field("event: ").unwrap_or_default(),
-            id: field("id: "),
             data: serde_json::from_str(&data).unwrap_or_else(|error| panic!("{error}: {block}")),
         });
     }

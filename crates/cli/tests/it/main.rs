@@ -9,9 +9,13 @@
 mod calls;
 mod configuration;
 mod copies;
+mod daemon;
+mod daemon_signals;
 mod help;
 mod install;
 mod mcp;
+mod serving;
 mod support;
 mod survival;
 mod terminals;
+mod through;

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, sandboxes};
 
-struct Client {
-    child: Child,
+pub(crate) struct Client {
+    pub(crate) child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     id: u64,
@@ -31,7 +31,7 @@ impl Client {
         Self { child, input, output, id: 0, notifications: Vec::new() }
     }
 
-    fn greeted(place: &Place, arguments: &[&str], name: &str) -> Self {
+    pub(crate) fn greeted(place: &Place, arguments: &[&str], name: &str) -> Self {
         let mut client = Self::start(place, arguments);
         let about = json!({"name": name, "version": "1"});
         let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": about});
@@ -78,7 +78,7 @@ impl Client {
         self.ask("tools/call", json!({"name": tool, "arguments": arguments}))["result"].clone()
     }
 
-    fn run(&mut self, code: &str, more: Value) -> Value {
+    pub(crate) fn run(&mut self, code: &str, more: Value) -> Value {
         let mut arguments = json!({"code": code, "env": "python"});
         arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         self.call("run", arguments)
@@ -99,7 +99,7 @@ impl Client {
     }
 
     /// Hangs up and waits for the server's end.
-    fn leave(mut self) {
+    pub(crate) fn leave(mut self) {
         self.input = None;
         assert!(self.child.wait().unwrap().success());
     }
@@ -112,7 +112,7 @@ impl Drop for Client {
     }
 }
 
-fn text(result: &Value) -> &str {
+pub(crate) fn text(result: &Value) -> &str {
     result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{result}"))
 }
 

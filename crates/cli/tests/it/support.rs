@@ -55,13 +55,20 @@ impl Place {
         self.path().join("work")
     }
 
+    /// Where a daemon of this place would listen.
+    pub(crate) fn socket(&self) -> std::path::PathBuf {
+        self.path().join("run/carrel.sock")
+    }
+
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_carrel"));
         command
             .args(args)
             .current_dir(self.work())
             .env("CARREL_STATE", self.path().join("state"))
+            .env("CARREL_SOCKET", self.socket())
             .env("XDG_CONFIG_HOME", self.path().join("home/.config"))
+            .env_remove("CARREL_NO_DAEMON")
             .env_remove("PROJECT_DIR")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -32,6 +32,7 @@ use crate::{
         problem::{Problems, Refusal, bad},
         run::{Following, millis, output_within, presence},
     },
+    telemetry::carried,
 };
 
 use super::{Size, input::feed, no_exec};
@@ -162,9 +163,9 @@ pub(super) async fn start(
                 },
             };
             // The command goes on when its client hangs up, and its end is still noted: so not in the request's own task.
-            let working = running.tasks.spawn(async move {
+            let working = running.tasks.spawn(carried(async move {
                 if request.stream { command.start().await } else { command.run(max_output, gone).await }
-            });
+            }));
             working.await.map_err(Problem::internal)?
         })
         .await

@@ -33,7 +33,8 @@ impl Ephemeral {
         made.await
     }
 
-    /// After the call: at once if its client has everything, else when that has had time to come back.
+    /// After the call: at once if its client has everything, as far as this side of the network can tell, else when that has had time
+    /// to come back.
     pub(super) async fn leave(self, delivered: bool) {
         if !delivered {
             tokio::select! {

@@ -1,0 +1,184 @@
+//! `carrel serve`: its doors, who comes in, and how it begins and ends.
+
+use std::{
+    net::TcpStream,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixDatagram, unix::net::UnixListener},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use rustix::process::Signal;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
+
+use crate::{
+    serving::{Daemon, PATIENCE, ask, unix},
+    support::{Ended, Place},
+};
+
+#[test]
+fn one_daemon_per_socket_and_a_dead_ones_is_replaced() {
+    let place = Place::new();
+    let mut first = Daemon::start(&place, &[]);
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&place.socket()), 0o600);
+    assert_eq!(mode(place.socket().parent().unwrap()), 0o700);
+    let second = place.run(&["serve", "--json"]);
+    assert_eq!((second.code, &second.json()["error"]["code"]), (125, &"conflict".into()), "{}", second.err);
+    let about = unix(&place, "GET /v1/daemon", "").json();
+    assert_eq!(about["pid"], first.child.id());
+    // Killed, it leaves its socket behind.
+    first.signal(Signal::KILL);
+    first.wait();
+    assert!(place.socket().exists());
+    let third = Daemon::start(&place, &[]);
+    assert_eq!(unix(&place, "GET /v1/daemon", "").json()["pid"], third.child.id());
+    third.stop();
+    assert!(!place.socket().exists());
+}
+
+#[test]
+fn tcp_asks_for_a_token_and_for_its_own_name() {
+    let place = Place::new();
+    let token =
+        place.run(&["token", "create", "--name", "ci", "--quota", "sandboxes=1", "--expires", "30d"]).with(0);
+    let bearer = format!("Authorization: Bearer {}\r\n", token.trim());
+    let mut daemon =
+        Daemon::start(&place, &["--listen", "127.0.0.1:0", "--allow-origin", "https://app.example.com"]);
+    let address = daemon.tcp();
+    let get = |headers: &str| {
+        let answer = ask(TcpStream::connect(&address).unwrap(), "GET /v1/sandboxes", headers, "");
+        (
+            answer.status,
+            if answer.status < 400 {
+                String::new()
+            } else {
+                answer.json()["code"].as_str().unwrap().to_owned()
+            },
+        )
+    };
+    let no = |status: u16, code: &str| (status, code.to_owned());
+    assert_eq!(get(&bearer), (200, String::new()));
+    assert_eq!(get(""), no(401, "unauthorized"));
+    assert_eq!(get("Authorization: Bearer carrel_tok_x_y\r\n"), no(401, "unauthorized"));
+    assert_eq!(get(&format!("{bearer}Host: evil.example.com\r\n")), no(403, "forbidden"));
+    assert_eq!(get(&format!("{bearer}Origin: https://evil.example.com\r\n")), no(403, "forbidden"));
+    assert_eq!(get(&format!("{bearer}Origin: https://app.example.com\r\n")).0, 200);
+    // What the command line uses is not for TCP.
+    let answer = ask(TcpStream::connect(&address).unwrap(), "GET /v1/daemon", &bearer, "");
+    assert_eq!(answer.status, 403);
+    // A revoked token is worthless within seconds.
+    let listed = place.run(&["token", "list", "--json"]).json();
+    let id = listed["tokens"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(listed["tokens"][0]["quota"]["sandboxes"], 1);
+    place.run(&["token", "revoke", &id]).with(0);
+    assert!(place.run(&["token", "list"]).with(0).contains("revoked"));
+    daemon.stop();
+    let mut daemon = Daemon::start(&place, &["--listen", "127.0.0.1:0"]);
+    let address = daemon.tcp();
+    assert_eq!(ask(TcpStream::connect(&address).unwrap(), "GET /v1/sandboxes", &bearer, "").status, 401);
+    // The audit names who did what, and never a secret.
+    daemon.stop();
+    let audit = std::fs::read_to_string(place.path().join("state/audit.jsonl")).unwrap();
+    assert!(audit.contains(&id) && audit.contains("\"status\":401"), "{audit}");
+    assert!(!audit.contains(token.trim()), "{audit}");
+}
+
+#[test]
+fn without_tokens_only_on_the_loopback() {
+    let place = Place::new();
+    let ended = place.run(&["serve", "--listen", "0.0.0.0:0", "--insecure-no-auth"]);
+    assert_eq!(ended.code, 125);
+    assert!(ended.err.contains("for the loopback"), "{}", ended.err);
+    let ended = place.run(&["serve", "--listen", "nonsense"]);
+    assert!(ended.err.contains("--listen: `nonsense` is not ADDRESS:PORT"), "{}", ended.err);
+    let ended = place.run(&["serve", "--tls-cert", "x.pem"]);
+    assert!(ended.err.contains("give both --tls-cert and --tls-key"), "{}", ended.err);
+    let mut daemon = Daemon::start(&place, &["--listen", "127.0.0.1:0", "--insecure-no-auth"]);
+    let address = daemon.tcp();
+    assert_eq!(ask(TcpStream::connect(&address).unwrap(), "GET /v1/sandboxes", "", "").status, 200);
+    daemon.stop();
+}
+
+#[test]
+fn tls_with_a_certificate_of_ones_own() {
+    let place = Place::new();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(place.work().join("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(place.work().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let args =
+        ["--listen", "127.0.0.1:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem", "--insecure-no-auth"];
+    let mut daemon = Daemon::start(&place, &args);
+    assert!(daemon.hear("listening on http").contains("https://"));
+    let address = daemon.tcp();
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let stream = StreamOwned::new(connection, TcpStream::connect(&address).unwrap());
+    assert_eq!(ask(stream, "GET /v1/sandboxes", "", "").status, 200);
+    daemon.stop();
+}
+
+#[test]
+fn systemd_hands_its_socket_over_and_is_told_of_every_step() {
+    let place = Place::new();
+    std::fs::create_dir(place.path().join("run")).unwrap();
+    let listener = UnixListener::bind(place.socket()).unwrap();
+    let told = UnixDatagram::bind(place.path().join("notify")).unwrap();
+    told.set_read_timeout(Some(PATIENCE)).unwrap();
+    let carrel = place.command(&[]);
+    let mut command = Command::new("sh");
+    // The third descriptor, and a pid that is the daemon's own.
+    let script = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve -v";
+    command.arg("-c").arg(script).arg(carrel.get_program()).current_dir(place.work());
+    for (name, value) in carrel.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .env("NOTIFY_SOCKET", place.path().join("notify"))
+        .stdin(Stdio::from(OwnedFd::from(listener.try_clone().unwrap())))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let daemon = Daemon::spawn(command);
+    let hear = |word: &str| {
+        let mut buffer = [0; 256];
+        let count = told.recv(&mut buffer).unwrap();
+        let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+        assert!(text.contains(word), "{text}");
+    };
+    hear("READY=1");
+    assert_eq!(unix(&place, "GET /v1/daemon", "").json()["pid"], daemon.child.id());
+    daemon.signal(Signal::HUP);
+    hear("RELOADING=1");
+    hear("READY=1");
+    daemon.signal(Signal::TERM);
+    hear("STOPPING=1");
+    let mut daemon = daemon;
+    assert_eq!(daemon.wait(), Some(0));
+    // It is systemd's: the next daemon gets the same one.
+    assert!(place.socket().exists());
+    drop(listener);
+}
+
+#[test]
+fn a_daemon_of_another_state_directory_is_not_used() {
+    let place = Place::new();
+    let other = place.command(&["serve", "-v", "--state", "elsewhere"]);
+    let mut daemon = Daemon::spawn(other);
+    daemon.hear("listening on unix:");
+    let ended = Ended::of(place.command(&["ls", "-v"]).output().unwrap());
+    assert_eq!(ended.code, 0, "{}", ended.err);
+    // Its state directory was not there, so that no daemon can serve it.
+    let ended = Ended::of(place.command(&["ls", "-v"]).output().unwrap());
+    assert!(ended.err.contains("is not used: it serves"), "{}", ended.err);
+    let shown = place.run(&["doctor", "--json"]).json();
+    assert!(shown["daemon"].is_null());
+    daemon.stop();
+}

@@ -1,0 +1,245 @@
+"""The client: one daemon, its sandboxes, and what there is besides."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, AsyncIterator, List, Mapping, Optional, Sequence, Type, Union
+
+import httpx
+
+from .._build import (
+    delete,
+    get,
+    list_sandboxes,
+    open_sandbox,
+    post,
+    present,
+    run_body,
+    sandbox_body,
+    sandbox_path,
+    segment,
+    token_body,
+)
+from .._config import find
+from .._errors import SandboxNotFound
+from .._models import Closed, Environment, Event, Limits, Quota, SandboxInfo, Token, Whoami
+from .._result import Display, Result
+from .._stream import follow_events
+from ._http import AsyncHttp
+from ._io import Callback, closing
+from ._sandbox import AsyncSandbox, run_code
+
+# What one answer may take that is not a run's: a sandbox that is made, a large search.
+DEFAULT_TIMEOUT = 120.0
+DEFAULT_RETRIES = 4
+DEFAULT_RESUME = 60.0
+
+
+class AsyncCarrel:
+    """A carrel daemon.
+
+    `url` (`http://…`, `https://…`, `unix:PATH`; `$CARREL_URL`) and `token` (`$CARREL_TOKEN`), or its unix `socket`
+    (`$CARREL_SOCKET`, else the usual place). `timeout`: seconds for one answer, runs aside, which have their own;
+    `retries`: of a request whose connection broke, where that is safe; `resume_for`: how long a broken stream is tried
+    to be taken up without a word from the daemon.
+    """
+
+    def __init__(
+        self,
+        url: Optional[str] = None,
+        token: Optional[str] = None,
+        *,
+        socket: Optional[str] = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        retries: int = DEFAULT_RETRIES,
+        resume_for: float = DEFAULT_RESUME,
+        transport: Optional[httpx.AsyncBaseTransport] = None,
+        _own_http: bool = False,
+    ) -> None:
+        place = find(url, token, socket)
+        self._http = AsyncHttp(place, timeout=timeout, retries=retries, resume_for=resume_for, transport=transport)
+        self._own_http = _own_http
+        self.sandboxes = AsyncSandboxes(self._http)
+        self.scopes = AsyncScopes(self._http)
+        self.tokens = AsyncTokens(self._http)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._http.place}>"
+
+    async def sandbox(
+        self,
+        name: Optional[str] = None,
+        *,
+        key: Optional[str] = None,
+        workflow_run: Optional[str] = None,
+        agent_run: Optional[str] = None,
+        session: Optional[str] = None,
+        env: Optional[str] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        limits: Optional[Limits] = None,
+        idle_timeout: Optional[float] = None,
+        max_lifetime: Optional[float] = None,
+        spec: Optional[Union[str, Mapping[str, Any]]] = None,
+    ) -> AsyncSandbox:
+        """Finds or makes a sandbox: by its `name`, its `key`, the run it belongs to; without any of them a new one.
+
+        `session`, with a run: a second sandbox of that name, or `isolated` for a fresh one. `spec`: a sandbox spec, as
+        an object, YAML, or an agent file with front matter.
+        """
+        body = sandbox_body(
+            name,
+            key=key,
+            workflow_run=workflow_run,
+            agent_run=agent_run,
+            session=session,
+            env=env,
+            labels=labels,
+            limits=limits,
+            idle_timeout=idle_timeout,
+            max_lifetime=max_lifetime,
+            spec=spec,
+        )
+        value = await self._http.json(open_sandbox(body))
+        return AsyncSandbox(self._http, SandboxInfo.parse(value), self._own_http)
+
+    async def run(
+        self,
+        code: str,
+        env: Optional[str] = None,
+        *,
+        sandbox: Optional[str] = None,
+        session: Optional[str] = None,
+        workflow_run: Optional[str] = None,
+        agent_run: Optional[str] = None,
+        timeout: Optional[float] = None,
+        labels: Optional[Mapping[str, str]] = None,
+        limits: Optional[Limits] = None,
+        idle_timeout: Optional[float] = None,
+        max_lifetime: Optional[float] = None,
+        on_stdout: Optional[Callback[str]] = None,
+        on_stderr: Optional[Callback[str]] = None,
+        on_result: Optional[Callback[Display]] = None,
+        max_output: Optional[int] = None,
+        cancel_on_disconnect: bool = False,
+        idempotency_key: Optional[str] = None,
+    ) -> Result:
+        """Runs code in the `sandbox` of that name or key; without one in a fresh sandbox that is gone afterwards."""
+        body = run_body(
+            code,
+            env=env,
+            session=session,
+            timeout=timeout,
+            max_output=max_output,
+            cancel_on_disconnect=cancel_on_disconnect,
+        )
+        body.update(
+            present(
+                sandbox=sandbox,
+                workflow_run=workflow_run,
+                agent_run=agent_run,
+                labels=None if labels is None else dict(labels),
+                limits=None if limits is None else dict(limits),
+                idle_timeout_seconds=idle_timeout,
+                max_lifetime_seconds=max_lifetime,
+            )
+        )
+        return await run_code(self._http, "/v1/run", body, on_stdout, on_stderr, on_result, idempotency_key)
+
+    async def environments(self) -> List[Environment]:
+        return [Environment.parse(one) for one in await self._http.pages(get("/v1/environments"))]
+
+    async def events(
+        self,
+        *,
+        sandbox: Optional[str] = None,
+        key: Optional[str] = None,
+        kind: Optional[str] = None,
+        since: Optional[int] = None,
+    ) -> AsyncIterator[Event]:
+        """What happens, from now on or from the number `since`, without end. `kind` is a prefix: `run.`."""
+        async with closing(self._http.follow(follow_events(sandbox, key, kind, since))) as messages:
+            async for message in messages:
+                value = message.json()
+                yield Event(message.id, str(value.get("kind") or message.event), value)
+
+    async def whoami(self) -> Whoami:
+        """The token this client has (None for the operator) and what it uses."""
+        return Whoami.parse(await self._http.json(get("/v1/whoami")))
+
+    async def aclose(self) -> None:
+        """Closes the connections; sandboxes stay."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncCarrel:
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncSandboxes:
+    """`client.sandboxes`."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(
+        self,
+        *,
+        key: Optional[str] = None,
+        prefix: Optional[str] = None,
+        state: Optional[str] = None,
+        labels: Optional[Mapping[str, str]] = None,
+    ) -> List[AsyncSandbox]:
+        """Those with that key, with keys that begin with `prefix`, in that state, with all of those labels."""
+        found = await self._http.pages(list_sandboxes(key, prefix, state, labels))
+        return [AsyncSandbox(self._http, SandboxInfo.parse(one)) for one in found]
+
+    async def get(self, sandbox: str) -> AsyncSandbox:
+        """By id `sbx_…` or by key. Does not wake it, and makes none."""
+        if ":" not in sandbox:
+            return AsyncSandbox(self._http, SandboxInfo.parse(await self._http.json(get(sandbox_path(sandbox)))))
+        found = await self.list(key=sandbox)
+        if not found:
+            raise SandboxNotFound(f"there is no sandbox `{sandbox}`", status=404)
+        return found[0]
+
+
+class AsyncScopes:
+    """`client.scopes`."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def close(self, scope: str, owner: str, *, retention: Optional[float] = None) -> Closed:
+        """Closes every sandbox `SCOPE:OWNER:*`, also those being made; with a `retention` so many seconds later."""
+        path = f"/v1/scopes/{segment(scope)}/{segment(owner)}"
+        return Closed.parse(await self._http.json(delete(path, [("retention_seconds", retention)])))
+
+
+class AsyncTokens:
+    """`client.tokens`: the operator's."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def create(
+        self,
+        name: Optional[str] = None,
+        *,
+        scope: Optional[Sequence[str]] = None,
+        quota: Optional[Quota] = None,
+        expires: Optional[float] = None,
+    ) -> Token:
+        """The only answer that has the secret, in `token`. `expires`: in so many seconds."""
+        # Its secret is kept nowhere, so that no answer can be given again: it is sent once.
+        return Token.parse(await self._http.json(post("/v1/tokens", token_body(name, scope, quota, expires))))
+
+    async def list(self) -> List[Token]:
+        return [Token.parse(one) for one in await self._http.pages(get("/v1/tokens"))]
+
+    async def revoke(self, token: str) -> None:
+        """By its id."""
+        await self._http.reply(delete(f"/v1/tokens/{segment(token)}"))
