@@ -10,8 +10,10 @@ from daemon import BreakingProxy, Daemon
 
 import carrel
 
-# 600 kB in pieces of about a kB, not all of it text.
-SIZE = 600_000
+# Written in pieces of about a kB, and not text. A stream is taken up after a whole chunk, and a chunk is what the daemon read at
+# once: up to 256 kB, a third more in base64. So connections bring at most MOST bytes, and most often more than one chunk.
+SIZE = 2_000_000
+MOST = 600_000
 PRODUCER = """
 import os, random
 chance = random.Random(7)
@@ -33,7 +35,7 @@ def wanted(operator: carrel.Carrel) -> bytes:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_exec_through_a_breaking_proxy(daemon: Daemon, token: str, wanted: bytes, seed: int) -> None:
-    with BreakingProxy(daemon.url, seed, 1, 150_000) as proxy, carrel.Carrel(daemon.url, token) as straight:
+    with BreakingProxy(daemon.url, seed, 1, MOST) as proxy, carrel.Carrel(daemon.url, token) as straight:
         with straight.sandbox() as sandbox, carrel.Carrel(proxy.url, token) as client:
             started = sandbox.exec(["python3", "-c", PRODUCER.format(size=SIZE)])
             exec = carrel.Exec(client._http, sandbox.id, started.id)
@@ -48,7 +50,7 @@ def test_an_exec_through_a_breaking_proxy(daemon: Daemon, token: str, wanted: by
 
 @pytest.mark.anyio
 async def test_an_exec_through_a_breaking_proxy_async(daemon: Daemon, token: str, wanted: bytes) -> None:
-    with BreakingProxy(daemon.url, 11, 1, 150_000) as proxy:
+    with BreakingProxy(daemon.url, 11, 1, MOST) as proxy:
         async with carrel.AsyncCarrel(daemon.url, token) as straight, await straight.sandbox() as sandbox:
             started = await sandbox.exec(["python3", "-c", PRODUCER.format(size=SIZE)])
             async with carrel.AsyncCarrel(proxy.url, token) as client:
@@ -59,7 +61,7 @@ async def test_an_exec_through_a_breaking_proxy_async(daemon: Daemon, token: str
 
 def test_a_run_through_a_breaking_proxy(daemon: Daemon, token: str, wanted: bytes) -> None:
     # The first bytes come through: before the daemon has said that it took a run there is nothing to take up.
-    with BreakingProxy(daemon.url, 5, 4096, 150_000) as proxy, carrel.Carrel(proxy.url, token) as client:
+    with BreakingProxy(daemon.url, 5, 4096, MOST) as proxy, carrel.Carrel(proxy.url, token) as client:
         heard: List[str] = []
         code = PRODUCER.format(size=SIZE) + "\n42"
         result = client.run(code, env="python", sandbox="breaking", on_stdout=heard.append, max_output=2 * SIZE)
