@@ -29,6 +29,8 @@ mod server;
 mod sessions;
 mod spec;
 mod sse;
+#[cfg(test)]
+mod tests;
 mod tokens;
 mod upgrade;
 
