@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(schema.get("required"), None);
         assert_eq!(schema["additionalProperties"], json!(false));
         let (schema, _) = schemas_of::<Search>();
-        assert_eq!(schema["properties"]["limit"]["maximum"], json!(u32::MAX));
+        assert_eq!(schema["properties"]["limit"]["maximum"], json!(crate::files::MAX_MATCHES));
         let (schema, _) = schemas_of::<SessionName>();
         assert_eq!((&schema["minLength"], &schema["maxLength"]), (&json!(1), &json!(MAX_NAME)));
         let (schema, _) = schemas_of::<Code>();

@@ -19,7 +19,7 @@ use super::{
     extract::Query,
     guard::Caller,
     problem::{Problems, Refusal, bad},
-    sse::{self, Events, Gone},
+    sse::{self, Events, Gone, ServerSentEvent},
 };
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
@@ -62,7 +62,7 @@ struct Gap {
 
 /// Events as they happen.
 #[utoipa::path(get, path = "/v1/events", tag = "events", params(EventsQuery, ("Last-Event-ID" = Option<u64>, Header)),
-    responses((status = 200, description = "events named by their kind, and `gap`", body = String, content_type = "text/event-stream"), Problems))]
+    responses((status = 200, description = "events named by their kind, and `gap`", body = ServerSentEvent, content_type = "text/event-stream"), Problems))]
 async fn events(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,

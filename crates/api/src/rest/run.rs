@@ -34,7 +34,7 @@ use super::{
     idempotency::{Once, Ticket},
     place::{Make, Place},
     problem::{Problems, Refusal, bad},
-    sse,
+    sse::{self, ServerSentEvent},
 };
 use ephemeral::Ephemeral;
 pub(crate) use follow::{Following, Heard, stream_name};
@@ -98,7 +98,7 @@ struct RunAnywhere {
 
 /// Runs code in a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/run", tag = "run", params(("sandbox" = String, Path), ("Idempotency-Key" = Option<String>, Header)), request_body = RunRequest,
-    responses((status = 200, description = "how it ended, or with `stream` its events", content((Reply = "application/json"), (String = "text/event-stream"))), Problems))]
+    responses((status = 200, description = "how it ended, or with `stream` its events", content((Reply = "application/json"), (ServerSentEvent = "text/event-stream"))), Problems))]
 async fn run(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
@@ -130,7 +130,7 @@ async fn run(
 
 /// Runs code in the sandbox of a name, made if need be, or in a fresh one.
 #[utoipa::path(post, path = "/v1/run", tag = "run", params(("Idempotency-Key" = Option<String>, Header)), request_body = RunAnywhere,
-    responses((status = 200, description = "how it ended, or with `stream` its events", content((Reply = "application/json"), (String = "text/event-stream"))), Problems))]
+    responses((status = 200, description = "how it ended, or with `stream` its events", content((Reply = "application/json"), (ServerSentEvent = "text/event-stream"))), Problems))]
 async fn run_anywhere(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,

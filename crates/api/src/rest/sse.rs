@@ -154,3 +154,14 @@ fn response(events: Queue) -> Response {
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
+
+/// One event of a stream, as a client's parser gives it.
+#[derive(Debug, utoipa::ToSchema)]
+#[expect(dead_code, reason = "describes what is written")]
+pub(crate) struct ServerSentEvent {
+    event: String,
+    #[schema(required = false, nullable = false)]
+    id: Option<String>,
+    /// JSON.
+    data: String,
+}

@@ -31,7 +31,7 @@ use crate::rest::{
     guard::Caller,
     problem::{Problems, Refusal, bad},
     run::{Following, Heard, stream_name},
-    sse,
+    sse::{self, ServerSentEvent},
 };
 
 /// Bytes of one page.
@@ -180,7 +180,7 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// What a run or exec prints, as events, until it ends.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs/{exec}/stream", tag = "execs", operation_id = "stream_output",
     params(("sandbox" = String, Path), ("exec" = String, Path), StreamQuery, ("Last-Event-ID" = Option<String>, Header, description = "`SANDBOX/EXEC/CHUNK`: go on after it")),
-    responses((status = 200, description = "the events", body = String, content_type = "text/event-stream"), Problems))]
+    responses((status = 200, description = "the events", body = ServerSentEvent, content_type = "text/event-stream"), Problems))]
 pub(super) async fn stream(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,

@@ -28,7 +28,7 @@ use super::{
         extract::{Query, SandboxPath},
         guard::Caller,
         problem::{Problems, Refusal},
-        sse::{self, Events, Gone},
+        sse::{self, Events, Gone, ServerSentEvent},
     },
     Desk, path_of,
 };
@@ -76,7 +76,7 @@ struct Nothing {}
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/watch", operation_id = "watch_files", tag = "files",
     params(("sandbox" = String, Path), WatchQuery),
     responses((status = 200, description = "events: `ready` once it watches, `change` with a ChangeEvent, `overflow` where some were missed",
-        body = String, content_type = "text/event-stream"), Problems))]
+        body = ServerSentEvent, content_type = "text/event-stream"), Problems))]
 async fn watch(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
