@@ -25,7 +25,7 @@ const KEPT_MS: u64 = 24 * 3600 * 1000;
 pub const MAX_KEY: usize = 255;
 /// Largest answer that is kept. Those of creates are a few kilobytes.
 pub const MAX_ANSWER: usize = 256 << 10;
-/// Answers of one tenant at a time.
+/// Answers of one tenant at a time; the oldest give way.
 const MAX_ANSWERS: i64 = 10_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl Registry {
                     }
                 }
             } else {
-                check_room(transaction, tenant)?;
+                make_room(transaction, tenant)?;
             }
             transaction
                 .prepare_cached(
@@ -225,18 +225,25 @@ impl Registry {
     }
 }
 
-fn check_room(transaction: &rusqlite::Transaction<'_>, tenant: &Tenant) -> Result<(), Problem> {
+/// Forgets the oldest answers of a tenant that has very many: who repeats a request does so within seconds, not after ten
+/// thousand others.
+fn make_room(transaction: &rusqlite::Transaction<'_>, tenant: &Tenant) -> Result<(), Problem> {
     let count: i64 = transaction
         .prepare_cached("SELECT COUNT(*) FROM (SELECT 1 FROM answers WHERE tenant = ?1 LIMIT ?2)")
         .and_then(|mut statement| {
             statement.query_row(params![tenant.as_str(), MAX_ANSWERS], |row| row.get(0))
         })
         .map_err(failed)?;
-    if count < MAX_ANSWERS {
-        return Ok(());
+    if count >= MAX_ANSWERS {
+        transaction
+            .execute(
+                "DELETE FROM answers WHERE rowid IN (SELECT rowid FROM answers
+                 WHERE tenant = ?1 AND status IS NOT NULL ORDER BY begun_ms LIMIT ?2)",
+                params![tenant.as_str(), MAX_ANSWERS / 10],
+            )
+            .map_err(failed)?;
     }
-    Err(Problem::new(Code::TooMany, format!("{MAX_ANSWERS} idempotency keys were used within a day"))
-        .hint("send requests that need not be repeated without a key"))
+    Ok(())
 }
 
 impl Engine {
@@ -278,6 +285,29 @@ mod tests {
             Begun::New(ticket) => ticket,
             Begun::Known(answer) => panic!("known: {answer:?}"),
         }
+    }
+
+    #[tokio::test]
+    async fn very_many_answers_make_room_for_new_ones() {
+        let (_place, engine) = engine();
+        let old = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+            INSERT INTO answers (tenant, key, request, begun_ms, boot, pid, start_time, serial, status, body)
+            SELECT 'tok_a', 'old-' || i, x'00', ?2 + i, '', 1, 1, i, 201, x'' FROM n";
+        let since = signed(now_ms() - 60_000);
+        engine
+            .registry
+            .write(|transaction| transaction.execute(old, params![MAX_ANSWERS, since]).map_err(failed))
+            .unwrap();
+        let answer = Answer { status: 201, body: b"made".to_vec() };
+        ticket(begin(&engine, "tok_a", "k", "create x").await).finish(answer.clone()).await.unwrap();
+        match begin(&engine, "tok_a", "k", "create x").await.unwrap() {
+            Begun::Known(known) => assert_eq!(known, answer),
+            Begun::New(_) => panic!("done twice"),
+        }
+        // The youngest of the old ones are still known: by their key alone, since nobody knows what they asked for.
+        let newest = format!("old-{MAX_ANSWERS}");
+        assert_eq!(begin(&engine, "tok_a", &newest, "x").await.unwrap_err().code, Code::Conflict);
+        ticket(begin(&engine, "tok_a", "old-1", "x").await).abandon();
     }
 
     #[tokio::test]

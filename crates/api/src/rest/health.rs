@@ -68,7 +68,7 @@ async fn document() -> Response {
 #[utoipa::path(get, path = "/metrics", tag = "daemon",
     responses((status = 200, body = String, content_type = "application/openmetrics-text"), Problems))]
 async fn metrics(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<Response, Refusal> {
-    caller.may(Scope::Admin)?;
+    caller.may(Scope::Metrics)?;
     let text = tokio::task::spawn_blocking(move || {
         let audit = daemon.options.audit.as_ref();
         daemon.counts.text(&daemon.engine, audit)

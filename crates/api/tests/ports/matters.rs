@@ -32,8 +32,8 @@ async fn metrics_count_requests_calls_and_sandboxes() {
         world.post(&format!("/v1/sandboxes/{sandbox}/run"), None, json!({ "code": code })).await;
     }
     world.get("/v1/nowhere").await;
-    let admin = world.token(json!({ "name": "m", "scope": ["admin"] })).await;
-    let reply = world.ask(Method::GET, "/metrics", Some(&admin), Body::empty()).await;
+    let watcher = world.token(json!({ "name": "m", "scope": ["metrics"] })).await;
+    let reply = world.ask(Method::GET, "/metrics", Some(&watcher), Body::empty()).await;
     assert_eq!(reply.status, StatusCode::OK);
     assert!(reply.header("content-type").unwrap().starts_with("application/openmetrics-text"));
     let found = parse(reply.text());
