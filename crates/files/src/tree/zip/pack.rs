@@ -151,7 +151,7 @@ impl<W: Write> Pack<'_, W> {
         Ok(())
     }
 
-    /// A directory or a link: its contents are at hand.
+    /// A directory, a link, or a file without contents: all of it is at hand.
     fn whole(&mut self, path: &[u8], stat: &fs::Stat, contents: &[u8]) -> Result<(), FileError> {
         let mut crc = Crc::new();
         crc.update(contents);
@@ -178,6 +178,10 @@ impl<W: Write> Pack<'_, W> {
         };
         let size = size_of(&stat);
         self.report.count_bytes(size, self.limits, self.path)?;
+        if size == 0 {
+            self.report.files += 1;
+            return self.whole(path, &stat, b"");
+        }
         let head = self.head(path, &stat, DEFLATED, BEHIND, size >= LARGE_FROM);
         self.out.write_all(&head.local(Sizes::default())).map_err(stream)?;
         let began = self.out.at;
