@@ -1,10 +1,7 @@
 //! What every command that touches sandboxes needs: where to turn to, the settings, and the notes it owes the user.
 
 use carrel_engine::{Engine, Found, Record, Wish};
-use carrel_proto::{
-    outcome::{Cause, Outcome},
-    problem::Problem,
-};
+use carrel_proto::problem::Problem;
 
 use crate::{
     config::Settings, daemon::Client, desk::Desk, output::Output, progress::Progress, target::Target,
@@ -59,17 +56,6 @@ pub(crate) fn embedded(output: &Output, settings: &Settings) -> Result<Engine, P
         output.detail(format_args!("cleaning up: {problem}"));
     }
     Ok(engine)
-}
-
-/// The exit code of a call, for this process.
-pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
-    match (outcome.cause, outcome.exit_code) {
-        (Cause::Timeout, _) => 124,
-        (Cause::Cancelled, 0) => 130,
-        (_, 0) if outcome.problem.is_some() => 125,
-        // As the kernel does it.
-        (_, code) => u8::try_from(code.rem_euclid(256)).unwrap_or(125),
-    }
 }
 
 /// As a shell says it.

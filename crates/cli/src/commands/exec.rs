@@ -2,6 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
+use carrel_api::reply::{Reply, Transcript};
 use carrel_engine::Record;
 use carrel_proto::{
     message::Exec as ExecRequest,
@@ -10,7 +11,7 @@ use carrel_proto::{
 
 use crate::{
     args::Exec,
-    commands::run::{Reply, finish},
+    commands::run::{finish, print},
     config::time,
     context::Context,
     live::Live,
@@ -18,7 +19,6 @@ use crate::{
     signals::Interrupts,
     stream::{Input, OnSignal, Sink, pump},
     terminal::{self, RawMode},
-    transcript::Transcript,
 };
 
 /// Longer than any sandbox lives.
@@ -53,7 +53,8 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
         let call = context.desk.exec(&record, request).await?;
         let mut transcript = Transcript::new(args.max_output.0);
         let end = pump(call, &mut transcript, input, &mut interrupts, OnSignal::Cancel).await?;
-        return Reply::new(&record, &session, None, &transcript, None).print(&end, context.output);
+        let reply = Reply::new(&record, &session, None, None);
+        return print(reply, &transcript, &end, context.output);
     }
     attached(request, &record, context).await
 }

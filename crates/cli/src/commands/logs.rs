@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use carrel_api::reply::Transcript;
 use carrel_proto::problem::Problem;
 use serde_json::json;
 
@@ -12,7 +13,6 @@ use crate::{
     progress::Progress,
     signals::Interrupts,
     stream::{End, Input, OnSignal, pump},
-    transcript::Transcript,
 };
 
 pub(crate) async fn run(args: &Logs, context: &Context<'_>) -> Result<ExitCode, Problem> {

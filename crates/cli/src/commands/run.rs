@@ -2,26 +2,23 @@
 
 use std::{io::Read, process::ExitCode};
 
-use carrel_api::kept::Kept;
+use carrel_api::reply::{Reply, Transcript, exit_code};
 use carrel_engine::{Record, Wish};
 use carrel_proto::{
-    guest::Language,
-    id::{ExecId, SessionName},
-    message::{Display, MAX_CODE, Run as RunRequest},
-    outcome::{Cause, Exception, Outcome, Receipt, SessionState},
+    id::SessionName,
+    message::{MAX_CODE, Run as RunRequest},
+    outcome::{Cause, Receipt},
     problem::{Code, Problem},
 };
-use serde::Serialize;
 
 use crate::{
     args::{Making, Run},
-    context::{Context, exit_code, signal_code},
+    context::{Context, signal_code},
     live::{Images, Live},
     output::Output,
     progress::Progress,
     signals::{Interrupts, PIPE},
     stream::{End, Input, OnSignal, Sink, pump},
-    transcript::Transcript,
 };
 
 pub(crate) async fn run(args: &Run, context: &Context<'_>) -> Result<ExitCode, Problem> {
@@ -118,9 +115,8 @@ impl Place {
                     images.save(mime, data)?;
                 }
             }
-            let reply =
-                Reply::new(&self.record, &self.session, Some(language), &transcript, self.note.as_deref());
-            return reply.print(&end, context.output);
+            let reply = Reply::new(&self.record, &self.session, Some(language), self.note.as_deref());
+            return print(reply, &transcript, &end, context.output);
         }
         let mut live = Live::new(context.output, progress, args.save_images.clone());
         let end = pump(call, &mut live, Input::default(), interrupts, OnSignal::Cancel).await?;
@@ -172,78 +168,29 @@ fn milliseconds(micros: u64) -> f64 {
     micros as f64 / 1000.0
 }
 
-/// The object of `run --json` and `exec --json`: docs/cli-json.md.
-#[derive(Debug, Serialize)]
-pub(crate) struct Reply<'a> {
-    sandbox: &'a str,
-    session: &'a str,
-    exec: Option<&'a ExecId>,
-    environment: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    language: Option<Language>,
-    exit_code: Option<u8>,
-    cause: Option<Cause>,
-    session_state: SessionState,
-    stdout: &'a Kept,
-    stderr: &'a Kept,
-    results: &'a [Display],
-    exception: Option<&'a Exception>,
-    error: Option<Problem>,
-    receipt: Option<&'a Receipt>,
-    note: Option<&'a str>,
-}
-
-impl<'a> Reply<'a> {
-    pub(crate) fn new(
-        record: &'a Record,
-        session: &'a SessionName,
-        language: Option<Language>,
-        transcript: &'a Transcript,
-        note: Option<&'a str>,
-    ) -> Self {
-        Self {
-            sandbox: record.id.as_str(),
-            session: session.as_str(),
-            exec: transcript.exec.as_ref(),
-            environment: &record.spec.environment,
-            language,
-            exit_code: None,
-            cause: None,
-            session_state: SessionState::None,
-            stdout: &transcript.stdout,
-            stderr: &transcript.stderr,
-            results: &transcript.results,
-            exception: None,
-            error: None,
-            receipt: None,
-            note,
+/// Prints the object of `run --json` and `exec --json`: docs/cli-json.md.
+pub(crate) fn print<'a>(
+    mut reply: Reply<'a>,
+    transcript: &'a Transcript,
+    end: &'a End,
+    output: &Output,
+) -> Result<ExitCode, Problem> {
+    reply = reply.transcript(transcript);
+    let code = match end {
+        End::Finished(outcome) => {
+            reply = reply.finished(outcome);
+            exit_code(outcome)
         }
-    }
-
-    pub(crate) fn print(mut self, end: &'a End, output: &Output) -> Result<ExitCode, Problem> {
-        let code = match end {
-            End::Finished(outcome) => {
-                let outcome: &Outcome = outcome;
-                self.exec = Some(&outcome.exec);
-                self.cause = Some(outcome.cause);
-                self.session_state = outcome.session_state;
-                self.exception = outcome.exception.as_ref();
-                let session_state = outcome.session_state;
-                self.error = outcome.problem.clone().map(|problem| Problem { session_state, ..problem });
-                self.receipt = Some(&outcome.receipt);
-                exit_code(outcome)
-            }
-            End::Paused(_) => 0,
-            End::Left(signal) => {
-                self.cause = Some(Cause::Cancelled);
-                self.error = Some(Problem::new(Code::Cancelled, "interrupted before the call ended"));
-                signal_code(*signal)
-            }
-        };
-        self.exit_code = Some(code);
-        output.object(&self)?;
-        Ok(ExitCode::from(code))
-    }
+        End::Paused(_) => 0,
+        End::Left(signal) => {
+            reply.cause = Some(Cause::Cancelled);
+            reply.error = Some(Problem::new(Code::Cancelled, "interrupted before the call ended"));
+            signal_code(*signal)
+        }
+    };
+    reply.exit_code = Some(code);
+    output.object(&reply)?;
+    Ok(ExitCode::from(code))
 }
 
 /// The code, from wherever it is.

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use carrel_api::reply::exit_code;
 use carrel_proto::problem::{Code, Problem};
 use serde_json::json;
 
@@ -12,7 +13,7 @@ use crate::{
     args::Wait,
     commands::exec::{LONGEST, parse_time},
     commands::run::finish,
-    context::{Context, exit_code},
+    context::Context,
     progress::Progress,
     stream::End,
 };
