@@ -47,7 +47,8 @@ class Shell:
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            # Also what a shell ignores in what it runs in the background.
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
             os.chdir(self.home)
             for target, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in theirs]):
