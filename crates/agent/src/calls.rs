@@ -126,7 +126,28 @@ impl Exec {
     }
 }
 
+impl Running {
+    /// How long it has run, and how much of its time is left, in milliseconds.
+    pub(crate) fn times(&self) -> (u64, Option<u64>) {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let left = |deadline: Instant| millis(deadline.saturating_duration_since(Instant::now()));
+        (millis(self.started.elapsed()), self.deadline.map(left))
+    }
+}
+
 impl Agent {
+    /// The clock of a call that comes back from disk goes on where it stood.
+    pub(crate) fn going_on(&self, (ran, left): (u64, Option<u64>)) -> Running {
+        let now = Instant::now();
+        Running {
+            started: now.checked_sub(Duration::from_millis(ran)).unwrap_or(now),
+            deadline: left.map(|left| now + Duration::from_millis(left)),
+            phase: Phase::Running,
+            before: self.meters.read(),
+            usage_before: Usage::default(),
+        }
+    }
+
     /// The clock of a call starts: its code runs now.
     pub(crate) fn begin(&mut self, number: u64) {
         let now = Instant::now();
@@ -518,6 +539,8 @@ impl Agent {
         let role = process.role;
         match word {
             Word::Failed(errno) => self.start_failed(id, errno),
+            // Awaited where it was asked for.
+            Word::Renewed => {}
             Word::Ended { status, cpu_us, peak_memory, left } => {
                 process.ended = true;
                 self.drain(id);

@@ -67,6 +67,7 @@ impl Agent {
             terminal,
             paused: false,
             ended: false,
+            renewed: false,
         };
         self.processes.insert(id, process);
         Ok(id)

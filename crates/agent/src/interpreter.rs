@@ -2,15 +2,16 @@
 
 use std::{
     collections::VecDeque,
+    io,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
-use carrel_proto::{guest::Language, outcome::Exception};
+use carrel_proto::{files::Content, guest::Language, outcome::Exception};
 use rustix::io::{Errno, read, write};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::variables::Changes;
+use crate::{sleep::inode, variables::Changes};
 
 /// How long an interpreter may take to say that it is ready.
 const START: Duration = Duration::from_secs(30);
@@ -47,6 +48,21 @@ pub(crate) struct Interpreter {
     scanned: usize,
     /// Standard output and error that came while no call was under way.
     pub(crate) background: [Background; 2],
+}
+
+/// An interpreter between two calls, as it is written down; see [`crate::sleep`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    pub(crate) id: u32,
+    language: Language,
+    interrupted: bool,
+    untold: Changes,
+    unsent: Content,
+    /// Its pipes, by their inodes.
+    pub(crate) requests: u64,
+    pub(crate) replies: u64,
+    line: Content,
+    background: [(Content, usize); 2],
 }
 
 /// The newest of what came between calls, and how much was too much.
@@ -117,6 +133,35 @@ pub(crate) enum Heard {
 }
 
 impl Interpreter {
+    /// Between two calls.
+    pub(crate) fn saved(&self, id: u32) -> io::Result<Saved> {
+        Ok(Saved {
+            id,
+            language: self.language,
+            interrupted: self.interrupted,
+            untold: self.untold.clone(),
+            unsent: Content(self.unsent.clone()),
+            requests: inode(&self.requests)?,
+            replies: inode(&self.replies)?,
+            line: Content(self.line.clone()),
+            background: [0, 1].map(|stream: usize| {
+                let Background { bytes, lost } = &self.background[stream];
+                (Content(bytes.clone()), *lost)
+            }),
+        })
+    }
+
+    pub(crate) fn load(saved: Saved, requests: OwnedFd, replies: OwnedFd) -> Self {
+        Self {
+            ready: true,
+            interrupted: saved.interrupted,
+            untold: saved.untold,
+            line: saved.line.0,
+            background: saved.background.map(|(bytes, lost)| Background { bytes: bytes.0, lost }),
+            ..Self::new(saved.language, requests, replies, saved.unsent.0)
+        }
+    }
+
     pub(crate) fn new(language: Language, requests: OwnedFd, replies: OwnedFd, greeting: Vec<u8>) -> Self {
         Self {
             language,

@@ -6,7 +6,8 @@
 //! user code that can end all of it.
 //!
 //! Invariants: one thread, so that forking is safe; no user code ever runs in this process; nothing here knows
-//! keys, tokens or policy. Started as `stage` it is the program that makes the box (`carrel_jail::stage`).
+//! keys, tokens or policy. Started as `stage` it is the program that makes the box (`carrel_jail::stage`), as
+//! `visit` the one that takes another program to it (`carrel_jail::visit`).
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ mod connection;
 mod disk;
 mod drivers;
 mod execs;
+mod init;
 mod input;
 mod interpreter;
 mod meters;
@@ -27,6 +29,7 @@ mod runner;
 mod runs;
 mod serve;
 mod session;
+mod sleep;
 mod spool;
 mod streams;
 mod usage;
@@ -35,23 +38,24 @@ mod variables;
 use std::{env, process::ExitCode};
 
 fn main() -> ExitCode {
-    match env::args().nth(1).as_deref() {
-        Some("stage") => match carrel_jail::stage::run() {
-            0 => ExitCode::SUCCESS,
-            _ => ExitCode::FAILURE,
-        },
+    let code = match env::args().nth(1).as_deref() {
+        Some("stage") => carrel_jail::stage::run(),
+        Some("visit") => carrel_jail::visit::run(),
+        Some("init") => init::run_renewed(),
+        Some("runner") => runner::run_renewed(),
         Some("agent") => match serve::run() {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(()) => 0,
             Err(error) => {
                 say(&format!("the agent ends: {error}"));
-                ExitCode::FAILURE
+                1
             }
         },
         _ => {
             say("this program is started by carrel, not by hand");
-            ExitCode::from(2)
+            2
         }
-    }
+    };
+    u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// Standard error is the agent's log; when it is gone there is nobody to tell.

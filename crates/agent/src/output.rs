@@ -9,7 +9,8 @@
 
 use std::{collections::VecDeque, io, path::PathBuf};
 
-use carrel_proto::frame::Stream;
+use carrel_proto::{files::Content, frame::Stream};
+use serde::{Deserialize, Serialize};
 
 use crate::spool::Spool;
 
@@ -51,6 +52,19 @@ pub(crate) struct Output {
     dropped: u64,
 }
 
+/// As it is written down.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedOutput {
+    spooled: bool,
+    /// Number, stream, offset and bytes of what is in memory alone.
+    recent: Vec<(u64, u8, u64, Content)>,
+    next: u64,
+    totals: [u64; SLOTS],
+    head_left: u64,
+    head_end: Option<u64>,
+    dropped: u64,
+}
+
 fn slot(stream: Stream) -> usize {
     match stream {
         Stream::Stdin | Stream::Stdout | Stream::Pty => 0,
@@ -82,6 +96,50 @@ impl Output {
             shares,
             dropped: 0,
         }
+    }
+
+    /// What is in memory alone, and how to go on; see [`crate::sleep`].
+    pub(crate) fn saved(&mut self) -> io::Result<SavedOutput> {
+        self.write_out(false)?;
+        let spooled = self.spool.as_ref().map_or(0, Spool::next);
+        let mut recent: Vec<&Chunk> =
+            self.recent.iter().flatten().filter(|chunk| chunk.number >= spooled).collect();
+        recent.sort_by_key(|chunk| chunk.number);
+        let recent = recent
+            .into_iter()
+            .map(|chunk| (chunk.number, chunk.stream.code(), chunk.offset, Content(chunk.bytes.clone())))
+            .collect();
+        Ok(SavedOutput {
+            spooled: self.spool.is_some(),
+            recent,
+            next: self.next,
+            totals: self.totals,
+            head_left: self.head_left,
+            head_end: self.head_end,
+            dropped: self.dropped,
+        })
+    }
+
+    pub(crate) fn load(path: PathBuf, limit: u64, saved: SavedOutput) -> io::Result<Self> {
+        let mut output = Self {
+            next: saved.next,
+            totals: saved.totals,
+            head_left: saved.head_left,
+            head_end: saved.head_end,
+            dropped: saved.dropped,
+            spool: if saved.spooled { Some(Spool::open(&path)?) } else { None },
+            ..Self::new(path, limit)
+        };
+        for (number, stream, offset, bytes) in saved.recent {
+            let stream = Stream::from_code(stream).ok_or(io::ErrorKind::InvalidData)?;
+            let slot = slot(stream);
+            output.recent_bytes += bytes.0.len();
+            if saved.head_end.is_some_and(|end| number >= end) {
+                output.tails[slot] += bytes.0.len();
+            }
+            output.recent[slot].push_back(Chunk { number, stream, offset, bytes: bytes.0 });
+        }
+        Ok(output)
     }
 
     /// Number of the chunk that comes next.

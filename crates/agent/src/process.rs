@@ -37,6 +37,8 @@ pub(crate) struct Process {
     pub(crate) paused: bool,
     /// The process itself has ended; descendants may hold its streams.
     pub(crate) ended: bool,
+    /// Its runner has started its program anew, see [`crate::sleep`].
+    pub(crate) renewed: bool,
 }
 
 /// What is still to be fed to a process.
@@ -53,6 +55,20 @@ const MAX_INPUT: usize = 1 << 20;
 impl Input {
     fn new(fd: OwnedFd) -> Self {
         Self { fd, queue: Vec::new(), closing: false }
+    }
+
+    pub(crate) fn load(fd: OwnedFd, queue: Vec<u8>, closing: bool) -> Self {
+        Self { fd, queue, closing }
+    }
+
+    pub(crate) fn queued(&self) -> &[u8] {
+        &self.queue
+    }
+
+    /// Takes back what the process has not read of its pipe.
+    pub(crate) fn unread(&mut self, mut bytes: Vec<u8>) {
+        bytes.append(&mut self.queue);
+        self.queue = bytes;
     }
 
     pub(crate) fn add(&mut self, bytes: &[u8]) {
@@ -102,7 +118,7 @@ pub(crate) fn unblocked(fd: &OwnedFd) -> io::Result<()> {
     Ok(fcntl_setfl(fd, OFlags::NONBLOCK)?)
 }
 
-fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn output_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
     unblocked(&ours)?;
     // Refused where the user's pipe memory is used up: then the default size does.
@@ -197,7 +213,7 @@ pub(crate) struct Usage {
     pub(crate) peak_memory: u64,
 }
 
-fn children(pid: i32) -> Vec<i32> {
+pub(crate) fn children(pid: i32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()

@@ -48,6 +48,11 @@ impl Agent {
                 format!("this sandbox's agent speaks protocol {PROTOCOL}, the caller {protocol}"),
             )
             .hint("close the sandbox and open it again with this version of carrel")),
+            Request::Offer => self.offer().map(Some),
+            Request::Resumed => self.resumed().map(Some),
+            _ if self.resuming.is_some() => {
+                Err(Problem::new(Code::Conflict, "the sandbox is coming back from disk").hint("try again"))
+            }
             _ if !greeted => Err(Problem::new(Code::Protocol, "the first request must be hello")),
             Request::Run(run) => self.run(caller, tag, run).map(|()| None),
             Request::Exec(exec) => self.exec(caller, tag, exec).map(|()| None),
@@ -80,6 +85,8 @@ impl Agent {
             }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
+            Request::PrepareSleep => self.prepare_sleep(caller).map(Some),
+            Request::Save => self.save().map(Some),
             Request::Shutdown => {
                 self.ending = Some(EndReason::Closed);
                 Ok(Some(Event::Done))

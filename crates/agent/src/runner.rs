@@ -2,11 +2,11 @@
 //!
 //! A runner lives in its session's pid namespace as the *subreaper* of the one process it starts: whatever that
 //! process leaves behind, also after `setsid` and double forks, becomes a child of the runner and of nobody else. So
-//! "the whole tree of a call" is always "everything below its runner" ([`carrel_jail::tree`]). The session's init is a runner
-//! without a process of its own; it inherits what is left when user code kills a runner.
+//! "the whole tree of a call" is always "everything below its runner" ([`carrel_jail::tree`]). The session's init
+//! ([`crate::init`]) starts it, and inherits what is left when user code kills it.
 //!
-//! A runner only reaps, reports and passes signals on. Ending a tree is the agent's own work: where user code has the
-//! runner's user id it can stop or kill it, and must gain nothing by that.
+//! A runner only reaps, reports and passes signals on. Ending a tree is the init's work: where user code has the runner's
+//! user id it can stop or kill it, and must gain nothing by that.
 
 use std::{
     collections::BTreeMap,
@@ -26,6 +26,7 @@ use carrel_jail::{
     sys::{self, Forked, SingleThread},
     tree, userns,
 };
+use carrel_proto::guest::Places;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, read, write},
@@ -58,7 +59,14 @@ pub(crate) enum Word {
     Failed(i32),
     /// The process has ended; `left` of its descendants still run.
     Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
+    /// It has started its own program anew, as it was asked to with [`RENEW`].
+    Renewed,
 }
+
+/// An order in place of a signal's number: see [`Word::Renewed`] and `Order::Renew` of [`crate::init`].
+pub(crate) const RENEW: u8 = 0;
+/// Where a runner finds what it knew, in its environment, which nothing in the session can read.
+const KEPT: &str = "CARREL_RUNNER";
 
 const WORD: usize = 25;
 
@@ -68,6 +76,7 @@ impl Word {
         let (kind, number, cpu, peak, left) = match self {
             Word::Failed(errno) => (2, errno, 0, 0, 0),
             Word::Ended { status, cpu_us, peak_memory, left } => (3, status, cpu_us, peak_memory, left),
+            Word::Renewed => (4, 0, 0, 0, 0),
         };
         out[0] = kind;
         out[1..5].copy_from_slice(&number.to_le_bytes());
@@ -102,13 +111,14 @@ impl Word {
                 peak_memory: long(12),
                 left: u32::from_le_bytes(int(20)),
             }),
+            4 => Some(Word::Renewed),
             _ => None,
         })
     }
 }
 
 /// Where a runner keeps its own descriptor to the agent, right behind those of its process.
-const ORDERS: i32 = 5;
+pub(crate) const ORDERS: i32 = 5;
 
 /// The runner's life. Starts the process, then waits until nothing of it is left.
 pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32 {
@@ -136,26 +146,31 @@ pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32
     code
 }
 
+/// The rest of a life, after [`RENEW`].
+pub(crate) fn run_renewed() -> i32 {
+    let main = std::env::var(KEPT).ok().and_then(|text| text.parse().ok());
+    let (Ok(orders), Ok(children)) = (sys::inherited(ORDERS), sys::child_signals()) else { return 1 };
+    let _ = rustix::thread::set_name(c"carrel-runner");
+    harden(true);
+    if write(&orders, &Word::Renewed.encode()).is_err() {
+        return 1;
+    }
+    supervise(&orders, &children, main)
+}
+
+fn become_new(orders: &OwnedFd, main: Option<i32>) -> io::Result<()> {
+    sys::place(orders, ORDERS)?;
+    let main = main.map(|pid| pid.to_string()).unwrap_or_default();
+    Err(Command::new(Places::AGENT).arg0("carrel").arg("runner").env_clear().env(KEPT, main).exec())
+}
+
 /// Standard streams and a driver's pipes become `/dev/null`.
-fn hold_nothing() {
+pub(crate) fn hold_nothing() {
     if let Ok(null) = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) {
         for number in 0..ORDERS {
             let _ = sys::place(&null, number);
         }
     }
-}
-
-/// The init of a session: reaps for ever.
-pub(crate) fn run_init(orders: OwnedFd, jailed: bool) -> i32 {
-    let Ok(high) = rustix::io::fcntl_dupfd_cloexec(&orders, 64) else { return 1 };
-    if sys::place(&high, ORDERS).is_err() || sys::close_from(6).is_err() {
-        return 1;
-    }
-    let _ = rustix::thread::set_name(c"carrel-init");
-    let (Ok(orders), Ok(children)) = (sys::inherited(ORDERS), sys::child_signals()) else { return 1 };
-    hold_nothing();
-    harden(jailed);
-    supervise(&orders, &children, None)
 }
 
 fn harden(jailed: bool) {
@@ -239,9 +254,8 @@ fn become_program(launch: &Launch) -> io::Error {
     Command::new(&launch.argv[0]).args(&launch.argv[1..]).env_clear().envs(&launch.env).exec()
 }
 
-/// Reaps and obeys. A runner ends when nothing is left below it; an init never does.
-fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
-    let mut alive = main;
+/// Reaps and obeys. A runner ends when nothing is left below it.
+fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i32 {
     loop {
         let mut left = false;
         loop {
@@ -265,7 +279,7 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
                 Err(_) => break,
             }
         }
-        if main.is_some() && !left {
+        if !left {
             return 0;
         }
         let mut ready = [PollFd::new(orders, PollFlags::IN), PollFd::new(children, PollFlags::IN)];
@@ -283,6 +297,11 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, main: Option<i32>) -> i32 {
             // A signal for the process group of the process that was started.
             let mut order = [0; 1];
             match read(orders.as_fd(), &mut order) {
+                Ok(1) if order[0] == RENEW => {
+                    // Comes back only if it went wrong: then the agent sees this runner's end.
+                    let _ = become_new(orders, alive);
+                    return 1;
+                }
                 Ok(1) => {
                     if let (Some(main), Some(signal)) = (alive, Signal::from_named_raw(order[0].into())) {
                         let _ = kill_process_group(userns::pid(main), signal);

@@ -19,7 +19,10 @@ use carrel_proto::{
     outcome::Outcome,
     problem::{Code, Problem},
 };
-use rustix::io::Errno;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
 
 use crate::{
     calls::Exec,
@@ -32,6 +35,7 @@ use crate::{
     process::Process,
     runner::Word,
     session::Session,
+    sleep::Resuming,
 };
 
 /// The descriptor that the stage hands the configuration over on.
@@ -63,12 +67,15 @@ pub(crate) struct Agent {
     pub(crate) waits: Vec<Wait>,
     /// Input that waits for room, in order.
     pub(crate) writes: VecDeque<Write>,
-    next_number: u32,
+    pub(crate) next_number: u32,
     pub(crate) next_exec: u64,
     pub(crate) started: Instant,
     pub(crate) last_activity: Instant,
     pub(crate) scratch: Vec<u8>,
     pub(crate) ending: Option<EndReason>,
+    /// Who has asked to prepare for the disk, and is heard alone; see [`crate::sleep`].
+    pub(crate) preparing: Option<u32>,
+    pub(crate) resuming: Option<Resuming>,
 }
 
 /// A caller that waits for an end.
@@ -121,7 +128,13 @@ pub(crate) fn run() -> io::Result<()> {
         last_activity: now,
         scratch: Vec::new(),
         ending: None,
+        preparing: None,
+        resuming: None,
     };
+    if agent.config.resume {
+        agent.load()?;
+        return agent.serve();
+    }
     // Nearly every sandbox needs it, and its caller is not there yet.
     if let Err(problem) =
         agent.open_session(OpenSession { name: SessionName::main(), cwd: None, env: BTreeMap::new() })
@@ -151,6 +164,10 @@ impl Agent {
 
     fn serve(&mut self) -> io::Result<()> {
         loop {
+            if let Some(caller) = self.preparing {
+                self.hear_only(caller);
+                continue;
+            }
             let timeout = self.due();
             if let Some(reason) = self.ending {
                 return self.end(reason);
@@ -164,6 +181,13 @@ impl Agent {
                 self.handle(token);
             }
         }
+    }
+
+    /// Waits for a word of one caller, and for nothing else.
+    fn hear_only(&mut self, caller: u32) {
+        let Some(connection) = self.connections.get(&caller) else { return self.go_on() };
+        let _ = poll(&mut [PollFd::new(&connection.socket, PollFlags::IN)], None);
+        self.hear_caller(caller);
     }
 
     /// Does what is due by the clock; says how long to sleep.
@@ -330,6 +354,9 @@ impl Agent {
 
     pub(crate) fn hang_up(&mut self, number: u32) {
         let Some(caller) = self.connections.remove(&number) else { return };
+        if self.preparing == Some(number) {
+            self.go_on();
+        }
         self.poller.forget(&caller.socket);
         self.waits.retain(|wait| wait.connection != number);
         self.writes.retain(|write| write.connection != number);

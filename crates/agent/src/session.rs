@@ -1,6 +1,12 @@
 //! Sessions of a box: their namespaces, directory and variables.
 
-use std::{collections::BTreeMap, io, os::fd::OwnedFd, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    rc::Rc,
+    time::SystemTime,
+};
 
 use carrel_jail::{
     confine::Confinement,
@@ -12,32 +18,41 @@ use carrel_proto::guest::AgentConfig;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    process::{Signal, kill_process_group, pidfd_send_signal},
 };
 
 use crate::{
+    init::{self, Init, Member},
     process,
     runner::{self, Launch},
+    sleep::inode,
 };
 
 #[derive(Debug)]
 pub(crate) struct Session {
     /// Pid 1 of the session's namespace; `None` with weak isolation.
-    init: Option<(Child, OwnedFd)>,
+    pub(crate) init: Option<Rc<Init>>,
     pub(crate) cwd: String,
     /// All variables of what starts in it.
     pub(crate) env: BTreeMap<String, String>,
     /// Those of them that a caller gave it.
     pub(crate) own: BTreeMap<String, String>,
     pub(crate) opened: SystemTime,
+    /// The init's end of its line, by its inode.
+    pub(crate) line: u64,
+    /// Its init has started its program anew, see [`crate::sleep`].
+    pub(crate) renewed: bool,
 }
-
-const SIGINT: u8 = 2;
 
 /// A started runner and the line to it.
 #[derive(Debug)]
 pub(crate) struct Runner {
     pub(crate) child: Child,
+    /// Its session's init, and its pid there.
+    pub(crate) init: Option<(Rc<Init>, i32)>,
     pub(crate) orders: OwnedFd,
+    /// The other end of that, by its inode.
+    pub(crate) line: u64,
 }
 
 impl Runner {
@@ -49,25 +64,31 @@ impl Runner {
 
     /// Interrupts the runner's process at once. By way of the runner it would arrive a moment later: in the next call.
     pub(crate) fn interrupt(&self) {
-        use rustix::process::{Signal, kill_process_group};
-        match process::main_of(self.child.pid) {
-            Some(main) => drop(kill_process_group(userns::pid(main), Signal::INT)),
-            None => self.signal(SIGINT),
+        match &self.init {
+            Some((init, inner)) => init.interrupt(*inner),
+            None => {
+                if let Some(main) = process::main_of(self.child.pid) {
+                    let _ = kill_process_group(userns::pid(main), Signal::INT);
+                }
+            }
         }
     }
 
     /// Ends everything below the runner.
     pub(crate) fn kill_all(&self) {
-        tree::kill_below(self.child.pid);
+        match &self.init {
+            Some((init, inner)) => init.kill_below(*inner),
+            None => tree::kill_below(self.child.pid),
+        }
     }
 
     /// Ends the runner itself, which user code may have stopped.
     pub(crate) fn kill(&self) {
-        let _ = rustix::process::pidfd_send_signal(&self.child.pidfd, rustix::process::Signal::KILL);
+        let _ = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
     }
 }
 
-fn line() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn line() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
@@ -79,39 +100,43 @@ impl Session {
         env: BTreeMap<String, String>,
         own: BTreeMap<String, String>,
     ) -> io::Result<Self> {
+        let mut line = 0;
         let init = if config.namespaces {
-            let (mine, theirs) = line()?;
+            let (mine, theirs) = UnixStream::pair()?;
+            line = inode(&theirs)?;
+            let confinement = confinement(config);
             let child = namespace::fork_init(thread, &config.places.spool, &config.places.run, |ready| {
                 if let Err(error) = ready {
                     crate::say(&format!("making a session: {error}"));
                     return 1;
                 }
-                // The first byte says that the mounts are in place.
-                let _ = rustix::io::write(&theirs, b"!");
-                runner::run_init(theirs, true)
+                init::run(thread, theirs.into(), confinement)
             })?;
-            if rustix::io::read(&mine, &mut [0; 1]) != Ok(1) {
-                return Err(io::Error::other("the session's namespaces could not be made"));
-            }
-            Some((child, mine))
+            let init = Init::new(mine, Some(child.pidfd));
+            init.await_ready()?;
+            Some(Rc::new(init))
         } else {
             None
         };
-        Ok(Self { init, cwd, env, own, opened: SystemTime::now() })
+        Ok(Self { init, cwd, env, own, opened: SystemTime::now(), line, renewed: false })
     }
 
     /// Starts a runner in this session.
     pub(crate) fn start(&self, thread: &SingleThread, launch: Launch) -> io::Result<Runner> {
         let (mine, theirs) = line()?;
-        let init = self.init.as_ref().map(|(child, _)| &child.pidfd);
-        let child = namespace::fork_into(thread, init, |inside| {
-            if let Err(error) = inside {
-                crate::say(&format!("entering a session: {error}"));
+        let line = inode(&theirs)?;
+        if let Some(init) = &self.init {
+            let Member { child, inner } = init.start(&launch, &theirs)?;
+            return Ok(Runner { child, init: Some((Rc::clone(init), inner)), orders: mine, line });
+        }
+        let child = namespace::fork_beside(thread, |ready| {
+            if let Err(error) = ready {
+                crate::say(&format!("starting a process: {error}"));
                 return 1;
             }
             runner::run(thread, theirs, launch)
         })?;
-        Ok(Runner { child, orders: mine })
+        Ok(Runner { child, init: None, orders: mine, line })
     }
 
     /// A runner was killed: what it left goes to the session's init, and is nobody's any more. Its line closes a moment
@@ -120,15 +145,15 @@ impl Session {
         let moment = Timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(&runner.child.pidfd, PollFlags::IN)], Some(&moment));
         runner.kill_all();
-        if let Some((child, _)) = &self.init {
-            tree::kill_below(child.pid);
+        if let Some(init) = &self.init {
+            init.kill_orphans();
         }
     }
 
     /// Ends everything in the session's namespace.
     pub(crate) fn close(self) {
-        if let Some((child, _)) = &self.init {
-            let _ = rustix::process::pidfd_send_signal(&child.pidfd, rustix::process::Signal::KILL);
+        if let Some(init) = &self.init {
+            init.end();
         }
     }
 }

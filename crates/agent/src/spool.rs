@@ -39,6 +39,27 @@ impl Spool {
         Ok(Self { path: path.to_path_buf(), file: Some(file), end: 0, next: 0, index: Vec::new() })
     }
 
+    /// One that is there, with what is in it.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let mut spool = Self { path: path.to_path_buf(), file: None, end: 0, next: 0, index: Vec::new() };
+        let length = file.metadata()?.len();
+        while spool.end + RECORD as u64 <= length {
+            let mut header = [0; RECORD];
+            file.read_exact_at(&mut header, spool.end)?;
+            let mut number = [0; 8];
+            number.copy_from_slice(&header[..8]);
+            let number = u64::from_le_bytes(number);
+            if spool.index.last().is_none_or(|(_, position)| spool.end - position >= STRIDE) {
+                spool.index.push((number, spool.end));
+            }
+            let size = u32::from_le_bytes([header[16], header[17], header[18], header[19]]);
+            spool.end += RECORD as u64 + u64::from(size);
+            spool.next = number + 1;
+        }
+        Ok(spool)
+    }
+
     pub(crate) fn close(&mut self) {
         self.file = None;
     }

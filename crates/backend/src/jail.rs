@@ -150,6 +150,7 @@ impl Jail {
             nproc: (no_pids && jailed).then_some(u64::from(request.limits.pids)),
             idle_timeout_s: request.idle_timeout_s,
             max_lifetime_s: request.max_lifetime_s,
+            resume: request.resume,
             first: request.first,
         };
         Ok(BoxSpec {

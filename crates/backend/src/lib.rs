@@ -44,6 +44,8 @@ pub struct BoxRequest {
     pub max_lifetime_s: u64,
     /// Set when the directory already holds a workspace to go on with.
     pub workspace: Option<workspace::Kind>,
+    /// The agent goes on with what another wrote down; see [`checkpoint`].
+    pub resume: bool,
     /// The language of the first call, as far as it is known.
     pub first: Option<Language>,
 }

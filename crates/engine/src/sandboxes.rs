@@ -338,6 +338,7 @@ impl Engine {
             idle_timeout_s: record.spec.idle_timeout_s,
             max_lifetime_s: record.spec.max_lifetime_s,
             workspace: before.map(|placed| placed.workspace),
+            resume: false,
             first,
         };
         let placed = self.backend.create(&request)?;

@@ -24,6 +24,11 @@ pub fn agent() -> CapabilitySet {
         | CapabilitySet::DAC_OVERRIDE
 }
 
+/// What a session's init needs to start processes as the box's user, and to end them.
+pub fn init() -> CapabilitySet {
+    CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP | CapabilitySet::KILL
+}
+
 /// What a session's reapers keep: ending processes of the box's user.
 pub fn reaper() -> CapabilitySet {
     CapabilitySet::KILL

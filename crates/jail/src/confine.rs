@@ -7,10 +7,12 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{landlock, seccomp, sys, userns};
 
 /// Confinement of one process and all that come from it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Confinement {
     /// Ids inside the box.
     pub user: (u32, u32),

@@ -22,5 +22,6 @@ pub mod stage;
 pub mod sys;
 pub mod tree;
 pub mod userns;
+pub mod visit;
 pub mod work;
 pub mod workspace;

@@ -1,25 +1,18 @@
 //! The namespaces of one session inside a box: its own pids and its own view of `/proc`.
 //!
 //! The agent stays in the box's outer pid namespace. It makes a session's *init* with new pid and mount
-//! namespaces, and injects every further process of the session by `setns` + fork: such a process is the
-//! agent's own child, yet lives in the session's namespace, where neither the agent nor other sessions exist.
+//! namespaces; every further process of the session descends from that, where neither the agent nor other sessions exist.
 
-use std::{
-    io,
-    os::fd::{AsFd, OwnedFd},
-};
+use std::{io, os::fd::OwnedFd};
 
-use rustix::{
-    process::{DumpableBehavior, PidfdFlags, getpid, pidfd_open, set_dumpable_behavior},
-    thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
-};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::{
     mounts,
     sys::{self, Forked, SingleThread},
 };
 
-/// A child of the agent.
+/// A process of a box, and a name for it that is never reused.
 #[derive(Debug)]
 pub struct Child {
     pub pid: i32,
@@ -38,46 +31,25 @@ pub fn fork_init(
     match sys::fork(thread, namespaces, None)? {
         Forked::Parent { pid, pidfd } => Ok(Child { pid, pidfd }),
         Forked::Child => {
-            let ready = mounts::enter_session(hidden, sealed);
+            // While `/proc` can still be written.
+            let ready = weigh_first().and_then(|()| mounts::enter_session(hidden, sealed));
             sys::exit_now(body(ready))
         }
     }
 }
 
-/// Forks a process into a session, or beside the agent when there is no session namespace (weak isolation).
-pub fn fork_into(
-    thread: &SingleThread,
-    init: Option<&OwnedFd>,
-    body: impl FnOnce(io::Result<()>) -> i32,
-) -> io::Result<Child> {
-    let own = match init {
-        Some(init) => {
-            let own = pidfd_open(getpid(), PidfdFlags::empty())?;
-            move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::PROCESS_ID)?;
-            Some(own)
-        }
-        None => None,
-    };
-    let forked = sys::fork(thread, 0, None);
-    if let Ok(Forked::Child) = forked {
-        // Weighs first when memory runs out, long before the agent. Inherited by all that follows.
-        let heavy = std::fs::write("/proc/self/oom_score_adj", "1000");
-        let inside = match init {
-            Some(init) => {
-                move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT).map_err(Into::into)
-            }
-            None => Ok(()),
-        };
-        sys::exit_now(body(heavy.and(inside)))
-    }
-    if let Some(own) = own {
-        // Back to where further sessions are made. Failing here would put them into the wrong place.
-        move_into_thread_name_spaces(own.as_fd(), ThreadNameSpaceType::PROCESS_ID)?;
-    }
-    match forked? {
+/// Forks a process beside the agent, where there is no session namespace (weak isolation).
+pub fn fork_beside(thread: &SingleThread, body: impl FnOnce(io::Result<()>) -> i32) -> io::Result<Child> {
+    match sys::fork(thread, 0, None)? {
         Forked::Parent { pid, pidfd } => Ok(Child { pid, pidfd }),
-        Forked::Child => Err(io::Error::other("unreachable: the child never comes here")),
+        Forked::Child => sys::exit_now(body(weigh_first())),
     }
+}
+
+/// Weighs first when memory runs out, long before the agent. Inherited by all that follows; among equals the kernel
+/// takes the biggest, which no init or runner is.
+fn weigh_first() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "1000")
 }
 
 /// Closed to ptrace, `/proc/PID/environ` and the like, also for the same user.

@@ -244,6 +244,23 @@ pub fn reap() -> io::Result<Option<Reaped>> {
     }))
 }
 
+/// Waits for the end of a child; its exit code, or 128 and the signal.
+pub fn wait_for(pidfd: &OwnedFd) -> io::Result<i32> {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    loop {
+        match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED) {
+            Ok(Some(status)) => {
+                return Ok(status
+                    .exit_status()
+                    .or(status.terminating_signal().map(|signal| 128 + signal))
+                    .unwrap_or(1));
+            }
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// A descriptor that becomes readable when a child ends; the signal itself is blocked.
 pub fn child_signals() -> io::Result<OwnedFd> {
     // SAFETY: sigset_t is integers; all zeroes is a valid value.
@@ -333,4 +350,10 @@ pub fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
 pub fn unshare_cgroup() -> rustix::io::Result<()> {
     // SAFETY: a new cgroup namespace only changes how cgroup paths are shown to this process.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWCGROUP) }
+}
+
+/// A mount namespace of our own, with the mounts that are there now.
+pub fn unshare_mounts() -> rustix::io::Result<()> {
+    // SAFETY: a new mount namespace only changes which mounts this process sees; no path is held across the call.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
 }

@@ -121,6 +121,9 @@ pub struct AgentConfig {
     /// The agent ends the sandbox after this much idle time, and at this age.
     pub idle_timeout_s: u64,
     pub max_lifetime_s: u64,
+    /// Go on with what another agent wrote down; see `Request::Offer`.
+    #[serde(default)]
+    pub resume: bool,
     /// The language of the call that the sandbox is made for: its interpreter starts with the agent.
     #[serde(default)]
     pub first: Option<Language>,

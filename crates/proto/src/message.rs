@@ -103,6 +103,15 @@ pub enum Request {
         max_lifetime_s: u64,
     },
     Files(FileRequest),
+    /// The sandbox is to be written to disk: nothing new starts and nobody else is heard, until `Shutdown` or the end of
+    /// this connection.
+    PrepareSleep,
+    /// The processes are written and stopped: the agent writes down what it knows.
+    Save,
+    /// Of an agent that was started to go on with what another wrote down: what the processes come back on.
+    Offer,
+    /// The processes are there.
+    Resumed,
     /// Ends the sandbox.
     Shutdown,
 }
@@ -167,6 +176,15 @@ pub struct OpenSession {
 pub enum Event {
     Welcome {
         protocol: u32,
+    },
+    /// Whom to write: the sessions' first processes in the agent's own view, and ends of sockets by their inodes.
+    Prepared {
+        inits: Vec<i32>,
+        sockets: Vec<u64>,
+    },
+    /// Descriptors of the agent's, and the former names of what they take the place of.
+    Offered {
+        files: Vec<(i32, String)>,
     },
     /// A run or exec began (or was queued). With a detached exec this is the last event.
     Started {
