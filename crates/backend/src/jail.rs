@@ -8,7 +8,7 @@ use std::{
 };
 
 use carrel_jail::{
-    cgroup::{Hierarchy, scope::Scope, update::UpdateError},
+    cgroup::{Hierarchy, freezer::FreezeError, scope::Scope, update::UpdateError},
     mounts::Step,
     stage::{self, BoxSpec, Isolation},
     tree,
@@ -277,7 +277,7 @@ impl Backend for Jail {
         if placed.isolation == IsolationLevel::Weak {
             tree::kill_below(placed.pid);
         }
-        end(placed.pid).map_err(|error| Problem::internal(format!("ending a box: {error}")))
+        end(placed.pid, &self.hierarchy).map_err(|error| Problem::internal(format!("ending a box: {error}")))
     }
 
     fn update(
@@ -309,6 +309,33 @@ impl Backend for Jail {
         })
     }
 
+    fn freeze(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
+        let unsupported = |why: &str| {
+            Problem::new(Code::Unsupported, format!("this sandbox cannot be frozen: {why}"))
+                .hint("`carrel doctor` says what this host lacks; the sandbox runs on as it is")
+        };
+        // A box whose scope systemd did not make has no cgroup, whatever the host offers to others.
+        if let Enforcement::Nothing(why) = &placed.enforced.freezer {
+            return Err(unsupported(why));
+        }
+        self.hierarchy.freeze(id.as_str()).map_err(|error| match error {
+            FreezeError::Missing(why) => unsupported(&why),
+            FreezeError::Late => {
+                Problem::new(Code::Conflict, "a process of the sandbox did not stop in time, so it runs on")
+                    .hint("it waits for a disk or the like; try again later")
+            }
+            FreezeError::Io(error) => Problem::internal(format!("freezing {id}: {error}")),
+        })
+    }
+
+    fn thaw(&self, id: &SandboxId, _placed: &Placed) -> Result<(), Problem> {
+        self.hierarchy.thaw(id.as_str()).map_err(|error| Problem::internal(format!("thawing {id}: {error}")))
+    }
+
+    fn is_frozen(&self, id: &SandboxId, _placed: &Placed) -> bool {
+        self.hierarchy.is_frozen(id.as_str())
+    }
+
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
         let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
         // Of a box that was never made.
@@ -324,7 +351,7 @@ impl Backend for Jail {
             if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
                 tree::kill_below(pid);
             }
-            end(pid).map_err(failed)?;
+            end(pid, &self.hierarchy).map_err(failed)?;
         }
         // Nothing is left in the cgroup of a jailed box whose first process is gone; a weak one may have leftovers.
         let deadline = Instant::now() + DYING;
@@ -337,6 +364,7 @@ impl Backend for Jail {
             for pid in left {
                 if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
                     let _ = kill_process(userns::pid(pid), Signal::KILL);
+                    self.hierarchy.let_die(pid);
                     wait_for_end(&fd, deadline);
                 }
             }
@@ -366,7 +394,7 @@ pub fn workspace_of(directory: &Path) -> PathBuf {
 }
 
 /// Kills a process and waits until it is gone. With pid 1 of a box goes everything in it.
-fn end(pid: i32) -> io::Result<()> {
+fn end(pid: i32, hierarchy: &Hierarchy) -> io::Result<()> {
     let fd = match pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
         Ok(fd) => fd,
         Err(rustix::io::Errno::SRCH) => return Ok(()),
@@ -376,6 +404,7 @@ fn end(pid: i32) -> io::Result<()> {
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
         Err(error) => return Err(error.into()),
     }
+    hierarchy.let_die(pid);
     if wait_for_end(&fd, Instant::now() + DYING) {
         Ok(())
     } else {

@@ -22,7 +22,7 @@ use carrel_proto::{
     guest::Language,
     id::SandboxId,
     limits::{Enforced, Limits},
-    problem::Problem,
+    problem::{Code, Problem},
 };
 use serde::{Deserialize, Serialize};
 
@@ -110,6 +110,40 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         limits: &Limits,
     ) -> Result<(), Problem>;
 
+    /// Stops every process of a box where it stands, the agent too. Memory is kept; [`Backend::thaw`] lets them go on. On
+    /// error they all run. `Code::Unsupported`: this box cannot be stopped, ever.
+    fn freeze(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem>;
+
+    /// Lets a frozen box go on; of one that is not frozen, does nothing.
+    fn thaw(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem>;
+
+    /// Whether a box is frozen, whoever did it: what a row says may be older.
+    fn is_frozen(&self, id: &SandboxId, placed: &Placed) -> bool;
+
+    /// Whether this host can write boxes to disk; the reason and a hint if not.
+    fn can_hibernate(&self) -> Result<(), Problem> {
+        Err(cannot_hibernate())
+    }
+
+    /// Writes everything that lives in the box into the directory `image`, which does not exist yet, and ends the box. The
+    /// box is not frozen when this is called. On error it goes on as it was and `image` is gone. `Code::Unsupported` with a
+    /// reason: this box cannot be written (now).
+    fn hibernate(
+        &self,
+        _id: &SandboxId,
+        _directory: &Path,
+        _placed: &Placed,
+        _image: &Path,
+    ) -> Result<(), Problem> {
+        Err(cannot_hibernate())
+    }
+
+    /// Makes the box anew from `image`, over the workspace that is there. On error nothing is left but the image and the
+    /// files. `Code::StateLost`: the image is no good and never will be.
+    fn restore(&self, _request: &BoxRequest, _image: &Path) -> Result<Placed, Problem> {
+        Err(cannot_hibernate())
+    }
+
     /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
     /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem>;
@@ -124,4 +158,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// The workspace on the host, where files are reachable without the agent.
     fn workspace(&self, directory: &Path) -> Option<PathBuf>;
+}
+
+fn cannot_hibernate() -> Problem {
+    Problem::new(Code::Unsupported, "this backend cannot write sandboxes to disk")
+        .hint("standby works without: a sandbox in standby keeps its memory")
 }

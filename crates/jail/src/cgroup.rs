@@ -5,6 +5,7 @@
 //! An ordinary user of a systemd host gets it from systemd: see [`scope`].
 
 mod delegated;
+pub mod freezer;
 pub mod scope;
 pub mod update;
 
