@@ -35,7 +35,9 @@ use rustix::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
         SendFlags, recvmsg, sendmsg,
     },
-    process::{PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
+    process::{
+        PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +76,7 @@ struct Start {
     env: BTreeMap<String, String>,
     cwd: String,
     terminal: bool,
+    stdin: bool,
     control: bool,
 }
 
@@ -138,10 +141,11 @@ impl Init {
             env: launch.env.clone(),
             cwd: launch.cwd.clone(),
             terminal: launch.terminal,
+            stdin: launch.stdin.is_some(),
             control: launch.control.is_some(),
         };
-        let mut files =
-            vec![orders.as_fd(), launch.stdin.as_fd(), launch.stdout.as_fd(), launch.stderr.as_fd()];
+        let mut files = vec![orders.as_fd(), launch.stdout.as_fd(), launch.stderr.as_fd()];
+        files.extend(launch.stdin.iter().map(OwnedFd::as_fd));
         if let Some((requests, replies)) = &launch.control {
             files.extend([requests.as_fd(), replies.as_fd()]);
         }
@@ -251,6 +255,8 @@ fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
 /// The life of an init, in its own process. Comes back when the agent is gone.
 pub(crate) fn run(thread: &SingleThread, line: OwnedFd, confinement: Confinement) -> i32 {
     let placed = || -> io::Result<()> {
+        // Of its own, like all that it starts: what is written to disk holds on to nothing outside.
+        setsid()?;
         let high = rustix::io::fcntl_dupfd_cloexec(&line, 64)?;
         sys::place(&high, runner::ORDERS)?;
         std::mem::forget(high);
@@ -422,9 +428,9 @@ fn start_runner(
         argv: start.argv.into_iter().map(OsString::from).collect(),
         env: start.env,
         cwd: start.cwd,
-        stdin: next()?,
         stdout: next()?,
         stderr: next()?,
+        stdin: if start.stdin { Some(next()?) } else { None },
         control: if start.control { Some((next()?, next()?)) } else { None },
         terminal: start.terminal,
         confinement: confinement.clone(),

@@ -102,7 +102,8 @@ impl Input {
 #[derive(Debug)]
 pub(crate) struct Streams {
     pub(crate) ours: Ours,
-    pub(crate) stdin: OwnedFd,
+    /// None: `/dev/null`, which the process's own session has.
+    pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
 }
@@ -146,15 +147,13 @@ impl Streams {
         let (err, stderr) = output_pipe()?;
         let (stdin, input) = if with_stdin {
             let (theirs, ours) = input_pipe()?;
-            (theirs, Some(Input::new(ours)))
+            give(&theirs, owner);
+            (Some(theirs), Some(Input::new(ours)))
         } else {
-            (open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?, None)
+            (None, None)
         };
         for fd in [&stdout, &stderr] {
             give(fd, owner);
-        }
-        if input.is_some() {
-            give(&stdin, owner);
         }
         Ok(Self { ours: Ours { stdin: input, stdout: out, stderr: Some(err) }, stdin, stdout, stderr })
     }
@@ -170,7 +169,7 @@ impl Streams {
         let input = Input::new(master.try_clone()?);
         Ok(Self {
             ours: Ours { stdin: Some(input), stdout: master, stderr: None },
-            stdin: slave.try_clone()?,
+            stdin: Some(slave.try_clone()?),
             stdout: slave.try_clone()?,
             stderr: slave,
         })

@@ -40,7 +40,8 @@ pub(crate) struct Launch {
     pub(crate) argv: Vec<OsString>,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) cwd: String,
-    pub(crate) stdin: OwnedFd,
+    /// None: `/dev/null`.
+    pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
     /// A driver's requests and replies, at 3 and 4.
@@ -184,7 +185,10 @@ fn harden(jailed: bool) {
 /// holds copies of all it has.
 fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
     let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
-    let mut all = vec![(high(&launch.stdin)?, 0), (high(&launch.stdout)?, 1), (high(&launch.stderr)?, 2)];
+    // Opened here, where the session's mounts are: one of the agent's could not be written to disk with the session.
+    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+    let stdin = high(launch.stdin.as_ref().unwrap_or(&null))?;
+    let mut all = vec![(stdin, 0), (high(&launch.stdout)?, 1), (high(&launch.stderr)?, 2)];
     if let Some((requests, replies)) = &launch.control {
         all.push((high(requests)?, 3));
         all.push((high(replies)?, 4));
@@ -195,8 +199,7 @@ fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
     }
     if launch.control.is_none() {
         // Nothing may be left of the agent's at 3 and 4.
-        let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
-        let null = rustix::io::fcntl_dupfd_cloexec(null, 64)?;
+        let null = high(&null)?;
         sys::place(&null, 3)?;
         sys::place(&null, 4)?;
     }

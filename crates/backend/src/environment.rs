@@ -267,6 +267,7 @@ pub(crate) fn common_plan(agent: &Path, workspace: &Path, spool: &Path, memory: 
         link("/dev/stderr", "/proc/self/fd/2"),
         // Code files of bash are written here, at most one per interpreter.
         tmpfs(Places::RUN, 64 << 20, 0o755, false),
+        Step::Dir { target: carrel_jail::mounts::EMPTY.into(), mode: 0o555, user: false },
         bind(agent, Places::AGENT),
         writable(spool, Places::SPOOL),
         writable(workspace, Places::WORKSPACE),

@@ -28,7 +28,9 @@ use rustix::{
 };
 
 use crate::{
-    Backend, BoxRequest, IsolationLevel, Placed, environment, guest_programs,
+    Backend, BoxRequest, IsolationLevel, Placed,
+    checkpoint::{self, Criu, Image, Living},
+    environment, guest_programs,
     spares::Spares,
     stages::{self, Stages},
 };
@@ -330,6 +332,59 @@ impl Backend for Jail {
 
     fn thaw(&self, id: &SandboxId, _placed: &Placed) -> Result<(), Problem> {
         self.hierarchy.thaw(id.as_str()).map_err(|error| Problem::internal(format!("thawing {id}: {error}")))
+    }
+
+    fn can_hibernate(&self) -> Result<(), Problem> {
+        Criu::find().map(drop)
+    }
+
+    fn hibernate(
+        &self,
+        id: &SandboxId,
+        directory: &Path,
+        placed: &Placed,
+        image: &Path,
+    ) -> Result<(), Problem> {
+        let criu = Criu::find()?;
+        let program =
+            self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
+        let living = Living {
+            socket: &self.socket(directory),
+            spool: &directory.join("spool"),
+            program: &program,
+            agent: placed.pid,
+        };
+        checkpoint::write(&criu, &living, image)?;
+        // Everything is on disk from here on.
+        self.destroy(id, directory, Some(placed))
+    }
+
+    fn restore(&self, request: &BoxRequest, image: &Path) -> Result<Placed, Problem> {
+        let criu = Criu::find()?;
+        let image = Image::open(image, &criu)?;
+        let spool = request.directory.join("spool");
+        fs::create_dir_all(&spool)
+            .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
+        image.give_state(&spool)?;
+        let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() })?;
+        let back = || {
+            let program =
+                self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
+            let living = Living {
+                socket: &self.socket(&request.directory),
+                spool: &spool,
+                program: &program,
+                agent: placed.pid,
+            };
+            let cgroups = self.hierarchy.entrances(request.id.as_str());
+            checkpoint::bring_back(&criu, &living, &image, &cgroups)
+        };
+        if let Err(problem) = back() {
+            // What was made so far goes; the error that matters is the first one.
+            let _ = self.destroy(&request.id, &request.directory, Some(&placed));
+            return Err(problem);
+        }
+        Ok(placed)
     }
 
     fn is_frozen(&self, id: &SandboxId, _placed: &Placed) -> bool {

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 pub mod environment;
 pub mod etc;
 pub mod guest_programs;
@@ -44,7 +45,7 @@ pub struct BoxRequest {
     pub max_lifetime_s: u64,
     /// Set when the directory already holds a workspace to go on with.
     pub workspace: Option<workspace::Kind>,
-    /// The agent goes on with what another wrote down; see [`checkpoint`].
+    /// The agent goes on with what another wrote down; see [`Backend::restore`].
     pub resume: bool,
     /// The language of the first call, as far as it is known.
     pub first: Option<Language>,

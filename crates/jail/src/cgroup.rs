@@ -288,6 +288,12 @@ impl Hierarchy {
         })
     }
 
+    /// Files that a process joins a sandbox's cgroup by, writing `0`.
+    pub fn entrances(&self, name: &str) -> Vec<PathBuf> {
+        let file = if matches!(self, Self::V1 { .. }) { "tasks" } else { "cgroup.procs" };
+        self.directories(name).into_iter().map(|directory| directory.join(file)).collect()
+    }
+
     /// Every process in a sandbox's cgroup.
     pub fn processes(&self, name: &str) -> Vec<i32> {
         let mut pids: Vec<i32> = self

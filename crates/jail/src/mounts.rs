@@ -107,6 +107,11 @@ pub fn open_bind(step: &Step, idmap: Option<BorrowedFd<'_>>) -> Result<Option<Tr
     Ok(Some(Tree(tree)))
 }
 
+/// The processes of this pid namespace, for a box whose user namespace does not own it.
+pub fn open_proc() -> io::Result<Tree> {
+    Ok(Tree(special("proc", &[])?))
+}
+
 /// Makes the new root on the working directory and fills it. `trees` are the opened binds, in the plan's order; those
 /// that are missing are opened here.
 pub fn assemble(plan: &[Step], trees: Vec<Option<Tree>>, user: (u32, u32)) -> Result<OwnedFd, MountError> {
@@ -167,7 +172,10 @@ fn execute(
         }
         Step::Proc { target } => {
             let path = make_target(root, target, true)?;
-            let fs = special("proc", &[]).explain(|| "making a proc file system".into())?;
+            let fs = match tree {
+                Some(Tree(fs)) => fs,
+                None => special("proc", &[]).explain(|| "making a proc file system".into())?,
+            };
             attach(&fs, root, path).explain(|| format!("mounting proc on {target}"))
         }
         Step::Devpts { target } => {
@@ -249,7 +257,7 @@ pub fn enter(root: &OwnedFd) -> Result<(), MountError> {
 }
 
 /// What of `/proc` says more about the host than a box needs.
-const MASKED: &[&str] = &[
+pub const MASKED: &[&str] = &[
     "acpi",
     "asound",
     "interrupts",
@@ -263,6 +271,14 @@ const MASKED: &[&str] = &[
     "timer_list",
 ];
 
+/// What a masked directory is covered with.
+pub const EMPTY: &str = "/run/carrel/empty";
+
+/// Whether a name of [`MASKED`] is a directory where the kernel has it.
+pub fn is_masked_directory(name: &str) -> bool {
+    fs::metadata(format!("/proc/{name}")).is_ok_and(|meta| meta.is_dir())
+}
+
 /// Inside a session's new mount namespace: its own processes in `/proc`, read-only, and what only the agent may
 /// see taken away. `hidden` is unmounted, `sealed` becomes read-only.
 pub fn enter_session(hidden: &str, sealed: &str) -> io::Result<()> {
@@ -275,9 +291,7 @@ pub fn enter_session(hidden: &str, sealed: &str) -> io::Result<()> {
     for name in MASKED {
         let path = format!("/proc/{name}");
         match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => {
-                mount("tmpfs", path.as_str(), "tmpfs", flags, Some(c"size=0,mode=555"))?;
-            }
+            Ok(meta) if meta.is_dir() => rustix::mount::mount_bind(EMPTY, path.as_str())?,
             Ok(_) => rustix::mount::mount_bind("/dev/null", path.as_str())?,
             Err(_) => {}
         }

@@ -190,12 +190,23 @@ fn try_run() -> Result<(), Failure> {
             // the way to any other may be closed to the ids it will have.
             std::env::set_current_dir(&spec.mount_point).or_fail("entering the mount point")?;
             let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
-            let forked = sys::fork(&thread, NAMESPACES as u64, born_in.as_ref().map(AsFd::as_fd));
+            let (made, said) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
+            // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
+            // namespaces can only be made below one that both descend from.
+            let resume = privileged && spec.config.resume;
+            let namespaces = if resume { libc::CLONE_NEWPID } else { NAMESPACES };
+            let forked = sys::fork(&thread, namespaces as u64, born_in.as_ref().map(AsFd::as_fd));
             match forked.map_err(|error| Failure {
                 namespaces: true,
                 ..Failure::new("making the namespaces", &error)
             })? {
                 Forked::Parent { pid, .. } => {
+                    drop(said);
+                    if resume && rustix::io::read(&made, &mut [0]).or_fail("waiting for the namespaces")? == 0
+                    {
+                        // The child has said why.
+                        return Ok(());
+                    }
                     userns::write_maps(pid, &ids, privileged).map_err(|error| Failure {
                         namespaces: true,
                         ..Failure::new("mapping user ids", &error)
@@ -206,6 +217,15 @@ fn try_run() -> Result<(), Failure> {
                 }
                 Forked::Child => {
                     drop(go);
+                    if resume {
+                        let proc = mounts::open_proc().or_fail("making a proc file system")?;
+                        let at = plan.iter().position(|step| matches!(step, mounts::Step::Proc { .. }));
+                        if let Some(slot) = at.and_then(|at| trees.get_mut(at)) {
+                            *slot = Some(proc);
+                        }
+                        sys::unshare_box(&thread).or_fail("making the namespaces")?;
+                        rustix::io::write(&said, b"m").or_fail("waking the stage")?;
+                    }
                     let mut byte = [0];
                     if rustix::io::read(&mapped, &mut byte).or_fail("waiting for the id maps")? == 0 {
                         // The stage died or gave up; it has said why.

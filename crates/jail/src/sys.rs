@@ -352,6 +352,14 @@ pub fn unshare_cgroup() -> rustix::io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWCGROUP) }
 }
 
+/// All namespaces of a box but that of its pids, which is there already.
+pub fn unshare_box(_: &SingleThread) -> rustix::io::Result<()> {
+    use rustix::thread::UnshareFlags as Flags;
+    let all = Flags::NEWUSER | Flags::NEWNS | Flags::NEWNET | Flags::NEWIPC | Flags::NEWUTS;
+    // SAFETY: the witness says there is one thread, and nothing of the old namespaces is held as a path.
+    unsafe { rustix::thread::unshare_unsafe(all) }
+}
+
 /// A mount namespace of our own, with the mounts that are there now.
 pub fn unshare_mounts() -> rustix::io::Result<()> {
     // SAFETY: a new mount namespace only changes which mounts this process sees; no path is held across the call.

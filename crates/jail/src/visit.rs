@@ -2,7 +2,7 @@
 //!
 //! It sees the host's files and has the host's rights, and stands in the box's network, IPC and other shared namespaces, so
 //! that these are not part of what is written. To bring processes back it also stands in the box's pid namespace, finds the
-//! box's root at a place in its own view of mounts, and has the agent's ends of what the processes were connected to.
+//! box's mounts at a place in its own view of them, and has the agent's ends of what the processes were connected to.
 //!
 //! ```text
 //! backend ── spawns ──> visit (host, one thread) ── setns ──> exec the program            (writing)
@@ -42,14 +42,38 @@ pub struct Visit {
     pub agent: i32,
     pub program: PathBuf,
     pub arguments: Vec<String>,
+    pub way: Way,
+}
+
+/// How close the program gets.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// To write processes.
+    Write,
     /// To bring processes back.
-    pub inside: Option<Inside>,
+    BringBack(Inside),
+    /// To move files in or out, with the rights of the box's own root and no more.
+    Files(Files),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Files {
+    /// Where the program stands.
+    pub directory: PathBuf,
+    /// What it reads as its standard input.
+    pub input: Option<PathBuf>,
+    /// What its standard output is written to.
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Inside {
-    /// An empty directory of the host's, where the program finds the box's root.
-    pub root: PathBuf,
+    /// A directory of the host's, open to all on the way to it, where the program finds the mounts, each by its number in the list.
+    pub place: PathBuf,
+    /// Mounts of the box, or what is in them. One by one: a mount with others on it could not be had alone in the user
+    /// namespace of those who come back.
+    pub mounts: Vec<String>,
     /// `tasks` or `cgroup.procs` files of the box's cgroups.
     pub cgroups: Vec<PathBuf>,
     /// Descriptors of the agent's, and what they take the place of.
@@ -79,9 +103,18 @@ fn try_run() -> io::Result<i32> {
         | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
         | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
         | ThreadNameSpaceType::CONTROL_GROUP;
-    let Some(inside) = visit.inside.take() else {
-        move_into_thread_name_spaces(agent.as_fd(), shared)?;
-        return Err(become_program(&visit));
+    let inside = match visit.way.clone() {
+        Way::Write => {
+            move_into_thread_name_spaces(agent.as_fd(), shared)?;
+            return Err(become_program(&visit));
+        }
+        Way::Files(files) => {
+            stand_in(&files)?;
+            move_into_thread_name_spaces(agent.as_fd(), ThreadNameSpaceType::USER)?;
+            userns::become_ids(0, 0, true)?;
+            return Err(become_program(&visit));
+        }
+        Way::BringBack(inside) => inside,
     };
     for file in &inside.cgroups {
         fs::write(file, "0")?;
@@ -94,7 +127,7 @@ fn try_run() -> io::Result<i32> {
         visit.arguments.push(format!("fd[{}]:{name}", file.as_raw_fd()));
         kept.push(file);
     }
-    show_root(&agent, &inside.root)?;
+    show_mounts(&agent, &inside)?;
     move_into_thread_name_spaces(agent.as_fd(), shared | ThreadNameSpaceType::PROCESS_ID)?;
     match sys::fork(&thread, 0, None)? {
         Forked::Child => {
@@ -110,17 +143,42 @@ fn try_run() -> io::Result<i32> {
     }
 }
 
-/// A copy of the box's mounts at `root`, in a mount namespace of our own.
-fn show_root(agent: &OwnedFd, root: &std::path::Path) -> io::Result<()> {
+/// Everything that only the host's own root may open.
+fn stand_in(files: &Files) -> io::Result<()> {
+    if let Some(input) = &files.input {
+        sys::place(File::open(input)?, 0)?;
+    }
+    if let Some(output) = &files.output {
+        sys::place(File::create(output)?, 1)?;
+    }
+    std::env::set_current_dir(&files.directory)
+}
+
+/// Copies of the box's mounts, in a mount namespace of our own.
+fn show_mounts(agent: &OwnedFd, inside: &Inside) -> io::Result<()> {
     let host = File::open("/proc/self/ns/mnt")?;
     move_into_thread_name_spaces(agent.as_fd(), ThreadNameSpaceType::MOUNT)?;
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    let tree = open_tree(CWD, "/", flags)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let mut trees = Vec::new();
+    for path in &inside.mounts {
+        let tree = open_tree(CWD, path, flags)
+            .map_err(|error| io::Error::other(format!("{path} of the box: {}", io::Error::from(error))))?;
+        trees.push(tree);
+    }
     move_into_link_name_space(host.as_fd(), None)?;
     sys::unshare_mounts()?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-    move_mount(&tree, "", CWD, root, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    mount("tmpfs", &inside.place, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=711"))?;
+    for (number, tree) in trees.iter().enumerate() {
+        let at = inside.place.join(number.to_string());
+        let is_dir = rustix::fs::fstat(tree).is_ok_and(|stat| stat.st_mode & 0o170_000 == 0o040_000);
+        if is_dir {
+            fs::create_dir(&at)?;
+        } else {
+            File::create(&at)?;
+        }
+        move_mount(tree, "", CWD, &at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    }
     Ok(())
 }
 

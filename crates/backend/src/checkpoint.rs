@@ -1,0 +1,517 @@
+//! Boxes on disk, by way of CRIU.
+//!
+//! ```text
+//! IMAGE/manifest.json     what it is of, what it was made with, a checksum of every file
+//!       agent.json        what the agent knew
+//!       tmp.tar …         file systems in memory, where there was something in them
+//!       0/ 1/ …           the processes of each session
+//! ```
+//! A session is one tree of processes in a pid, mount and user namespace of its own, and these three are what CRIU writes
+//! and makes anew; every mount in it is named, and comes from the new box. Network, IPC and host name belong to the box, which
+//! is made anew like any other; the agent is not written, it writes down what it knows ([`carrel_proto::message::Request::Save`]).
+//! What CRIU runs as, and where it stands, is in [`carrel_jail::visit`].
+//!
+//! Until the image is whole nothing of the box is ended; whoever dies on the way leaves processes that go on, because what
+//! CRIU stopped is let go by [`go_on`] or by the next one who looks ([`crate::Backend::thaw`]).
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use carrel_jail::{
+    tree, userns,
+    visit::{self, Way},
+};
+use carrel_proto::{
+    frame::{self, Decoder},
+    guest::Places,
+    message::{Event, PROTOCOL, Request},
+    problem::{Code, Problem},
+};
+use rustix::process::{Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::link::lost;
+
+/// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
+const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
+const OLDEST: (u32, u32) = (4, 1);
+/// Raised with every change of what is in an image.
+const VERSION: u32 = 1;
+const MANIFEST: &str = "manifest.json";
+const AGENT: &str = "agent.json";
+/// File systems in memory that all sessions share.
+const IN_MEMORY: [(&str, &str); 4] =
+    [("tmp.tar", "/tmp"), ("home.tar", Places::HOME), ("shm.tar", "/dev/shm"), ("run.tar", Places::RUN)];
+/// An agent that prepares starts its stubs anew; each takes a few milliseconds.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// A CRIU that can be used.
+#[derive(Debug, Clone)]
+pub(crate) struct Criu {
+    program: PathBuf,
+    version: String,
+}
+
+impl Criu {
+    /// Looks for one; says what is missing.
+    pub(crate) fn find() -> Result<Self, Problem> {
+        let missing = |word: String| {
+            Problem::new(Code::Unsupported, format!("sandboxes cannot be written to disk here: {word}"))
+                .hint("install CRIU 4.1 or newer (`scripts/criu` does); standby works without it")
+        };
+        if !userns::has_many_ids() {
+            return Err(missing("that takes root, of the host itself".into())
+                .hint("run the daemon as root to hibernate sandboxes; standby works without it"));
+        }
+        let mut old = None;
+        for program in PLACES.map(PathBuf::from).into_iter().filter(|program| program.exists()) {
+            let told = Command::new(&program).arg("--version").stdin(Stdio::null()).output();
+            let text =
+                told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+            let version = text.lines().find_map(|line| line.strip_prefix("Version:")).unwrap_or("").trim();
+            if parse(version).is_some_and(|found| found >= OLDEST) {
+                return Ok(Self { program, version: version.to_owned() });
+            }
+            old.get_or_insert(format!("{} is version {version}, which is too old", program.display()));
+        }
+        Err(missing(old.unwrap_or_else(|| "there is no CRIU".into())))
+    }
+}
+
+fn parse(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    protocol: u32,
+    criu: String,
+    kernel: String,
+    machine: String,
+    /// The mounts of each session, as `external` names them by their place in this list.
+    sessions: Vec<Vec<String>>,
+    /// CRC-32 and length of every file.
+    files: BTreeMap<String, (u32, u64)>,
+}
+
+/// A box that is to be written.
+#[derive(Debug)]
+pub(crate) struct Living<'a> {
+    pub(crate) socket: &'a Path,
+    pub(crate) spool: &'a Path,
+    /// The agent's program, and its pid on the host.
+    pub(crate) program: &'a Path,
+    pub(crate) agent: i32,
+}
+
+/// Writes a box to `image`, which is made. Its processes are stopped afterwards, to be ended; on error they go on.
+pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<(), Problem> {
+    // Gone with this function, and then the agent goes on, unless the box has been ended.
+    let mut talk = Talk::open(living.socket)?;
+    let Event::Prepared { inits, sockets } = talk.ask(&Request::PrepareSleep)? else {
+        return Err(lost("it answers something else"));
+    };
+    let inits = on_host(living.agent, &inits)?;
+    let written = write_all(criu, living, image, &inits, &sockets, &mut talk);
+    if written.is_err() {
+        inits.iter().for_each(|init| go_on(*init));
+        let _ = fs::remove_dir_all(image);
+    }
+    // The agent must not hear that its caller is gone before it is ended.
+    if written.is_ok() {
+        std::mem::forget(talk);
+    }
+    written
+}
+
+/// Lets the processes of a session go on.
+pub(crate) fn go_on(init: i32) {
+    for pid in std::iter::once(init).chain(tree::below(init)) {
+        let _ = kill_process(userns::pid(pid), Signal::CONT);
+    }
+}
+
+fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
+    let what = what.to_owned();
+    move |error| Problem::internal(format!("{what}: {error}"))
+}
+
+fn write_all(
+    criu: &Criu,
+    living: &Living<'_>,
+    image: &Path,
+    inits: &[i32],
+    sockets: &[u64],
+    talk: &mut Talk,
+) -> Result<(), Problem> {
+    fs::create_dir(image).map_err(failed("making the image's directory"))?;
+    let mut sessions = Vec::new();
+    for (number, init) in inits.iter().enumerate() {
+        let directory = image.join(number.to_string());
+        fs::create_dir(&directory).map_err(failed("making the image's directory"))?;
+        let mounts = mounts_of(*init).map_err(failed("reading a session's mounts"))?;
+        let mut arguments = common("dump", &directory);
+        arguments.extend(["--tree".into(), init.to_string(), "--leave-stopped".into()]);
+        // A file that is open and has no name any more is part of the image; bigger ones are refused.
+        arguments.extend(["--ghost-limit".into(), "256M".into()]);
+        for (at, mount) in mounts.iter().enumerate() {
+            arguments.extend(["--external".into(), format!("mnt[{mount}]:m{at}")]);
+        }
+        for socket in sockets {
+            arguments.extend(["--external".into(), format!("unix[{socket}]")]);
+        }
+        let visit =
+            visit::Visit { agent: living.agent, program: criu.program.clone(), arguments, way: Way::Write };
+        run(living.program, &visit).map_err(|said| refused(&directory.join("dump.log"), &said))?;
+        sessions.push(mounts);
+    }
+    talk.ask(&Request::Save)?;
+    fs::rename(living.spool.join(AGENT), image.join(AGENT))
+        .or_else(|_| {
+            // Another file system.
+            fs::copy(living.spool.join(AGENT), image.join(AGENT)).map(drop)
+        })
+        .map_err(failed("keeping the agent's state"))?;
+    for (name, place) in IN_MEMORY {
+        pack(living, &inside(living.agent, place), &image.join(name))?;
+    }
+    let files = sum(image).map_err(failed("reading the image"))?;
+    let uname = rustix::system::uname();
+    let manifest = Manifest {
+        version: VERSION,
+        protocol: PROTOCOL,
+        criu: criu.version.clone(),
+        kernel: uname.release().to_string_lossy().into_owned(),
+        machine: uname.machine().to_string_lossy().into_owned(),
+        sessions,
+        files,
+    };
+    let text = serde_json::to_vec(&manifest).map_err(Problem::internal)?;
+    let keep = || -> io::Result<()> {
+        let mut file = File::create(image.join(MANIFEST))?;
+        file.write_all(&text)?;
+        rustix::fs::syncfs(&file)?;
+        Ok(())
+    };
+    keep().map_err(failed("writing the image"))
+}
+
+/// What both ways have in common.
+fn common(verb: &str, directory: &Path) -> Vec<String> {
+    let path = directory.to_string_lossy().into_owned();
+    let mut words: Vec<String> =
+        [verb, "--images-dir", &path, "--work-dir", &path, "-o"].map(str::to_owned).into();
+    words.push(format!("{verb}.log"));
+    // Connections of the box to itself end with it; nobody outside is at the other end of one.
+    let rest = [
+        "-v1",
+        "--manage-cgroups=ignore",
+        "--network-lock",
+        "skip",
+        "--file-locks",
+        "--tcp-close",
+        "--ext-unix-sk",
+    ];
+    words.extend(rest.map(str::to_owned));
+    words
+}
+
+/// The box of `request`, whose new agent is `agent`, gets its processes back.
+pub(crate) fn bring_back(
+    criu: &Criu,
+    living: &Living<'_>,
+    image: &Image,
+    cgroups: &[PathBuf],
+) -> Result<(), Problem> {
+    for (name, place) in IN_MEMORY {
+        let archive = image.directory.join(name);
+        if archive.exists() {
+            unpack(living, &archive, &inside(living.agent, place))?;
+        }
+    }
+    let place = stand(&image.directory)?;
+    let mut talk = Talk::open(living.socket)?;
+    let Event::Offered { files } = talk.ask(&Request::Offer)? else {
+        return Err(lost("it answers something else"));
+    };
+    for (number, mounts) in image.manifest.sessions.iter().enumerate() {
+        let directory = image.directory.join(number.to_string());
+        let mut arguments = common("restore", &directory);
+        // The root, then the others in their order.
+        let mut shown = vec!["/".to_owned()];
+        let at = |number: usize| place.join(number.to_string()).to_string_lossy().into_owned();
+        arguments.extend(["--root".into(), at(0), "--restore-detached".into()]);
+        for (number, mount) in mounts.iter().enumerate() {
+            arguments.extend(["--external".into(), format!("mnt[m{number}]:{}", at(shown.len()))]);
+            shown.push(source_of(mount));
+        }
+        let inside = visit::Inside {
+            place: place.to_path_buf(),
+            mounts: shown,
+            cgroups: cgroups.to_vec(),
+            files: files.clone(),
+        };
+        let program = criu.program.clone();
+        let visit = visit::Visit { agent: living.agent, program, arguments, way: Way::BringBack(inside) };
+        run(living.program, &visit).map_err(|said| {
+            let why = last_error(&directory.join("restore.log")).unwrap_or(said);
+            Problem::internal(format!("bringing the processes back: {why}"))
+        })?;
+    }
+    talk.ask(&Request::Resumed).map(drop)
+}
+
+/// Where mounts are shown to those who come back, in a view of mounts that nobody else has. Their user namespace must have a
+/// way there, so it cannot be below the state directory; and what is there is covered, so nothing of ours may be.
+fn stand(image: &Path) -> Result<PathBuf, Problem> {
+    let usable = |place: &PathBuf| place.is_dir() && !image.starts_with(place);
+    ["/mnt", "/media", "/srv", "/opt"].map(PathBuf::from).into_iter().find(usable).ok_or_else(|| {
+        Problem::new(Code::Unsupported, "none of /mnt, /media, /srv and /opt can be used to show mounts")
+            .hint("make an empty directory /mnt")
+    })
+}
+
+/// What a masked part of a session's `/proc` is made of.
+fn source_of(mount: &str) -> String {
+    match mount.strip_prefix("/proc/") {
+        Some(name) if carrel_jail::mounts::is_masked_directory(name) => carrel_jail::mounts::EMPTY.to_owned(),
+        Some(_) => "/dev/null".to_owned(),
+        None => mount.to_owned(),
+    }
+}
+
+/// An image that was found whole.
+#[derive(Debug)]
+pub(crate) struct Image {
+    directory: PathBuf,
+    manifest: Manifest,
+}
+
+impl Image {
+    /// Opens an image, unless it is damaged or was made by another kind of host.
+    pub(crate) fn open(directory: &Path, criu: &Criu) -> Result<Self, Problem> {
+        let damaged = |why: String| {
+            Problem::new(Code::StateLost, format!("the image of the sandbox is no good: {why}"))
+                .hint("its files are kept; the next call starts new interpreters over them")
+        };
+        let text = fs::read(directory.join(MANIFEST)).map_err(|error| damaged(error.to_string()))?;
+        let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+        if (manifest.version, manifest.protocol) != (VERSION, PROTOCOL) {
+            return Err(damaged("it was made by another version of carrel".into()));
+        }
+        let uname = rustix::system::uname();
+        let machine = uname.machine().to_string_lossy();
+        if manifest.machine != machine {
+            return Err(damaged(format!("it was made on {}, this is {machine}", manifest.machine)));
+        }
+        if parse(&manifest.criu) > parse(&criu.version) {
+            let word = format!("the sandbox was written by CRIU {}, here is {}", manifest.criu, criu.version);
+            return Err(Problem::new(Code::Unsupported, word).hint("install that version or a newer one"));
+        }
+        let found = sum(directory).map_err(|error| damaged(error.to_string()))?;
+        for (name, sum) in &manifest.files {
+            match found.get(name) {
+                None => return Err(damaged(format!("{name} is missing"))),
+                Some(found) if found != sum => {
+                    return Err(damaged(format!("{name} is not what was written")));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(Self { directory: directory.to_path_buf(), manifest })
+    }
+
+    /// Where the agent's state goes for the new agent to find it.
+    pub(crate) fn give_state(&self, spool: &Path) -> Result<(), Problem> {
+        fs::copy(self.directory.join(AGENT), spool.join(AGENT))
+            .map(drop)
+            .map_err(failed("giving the agent its state"))
+    }
+}
+
+/// Checksums of an image's files, but not of logs.
+fn sum(image: &Path) -> io::Result<BTreeMap<String, (u32, u64)>> {
+    let mut sums = BTreeMap::new();
+    let mut directories = vec![PathBuf::new()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(image.join(&directory))? {
+            let entry = entry?;
+            let name = directory.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                directories.push(name);
+                continue;
+            }
+            let text = name.to_string_lossy().into_owned();
+            if text == MANIFEST
+                || text.ends_with(".log")
+                || text.starts_with("stats-")
+                || text.contains("/stats-")
+            {
+                continue;
+            }
+            sums.insert(text, sum_of(&entry.path())?);
+        }
+    }
+    Ok(sums)
+}
+
+fn sum_of(path: &Path) -> io::Result<(u32, u64)> {
+    let mut file = File::open(path)?;
+    let mut hasher = crc32fast::Hasher::new();
+    let (mut buffer, mut length) = (vec![0; 256 << 10], 0);
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            return Ok((hasher.finalize(), length));
+        }
+        hasher.update(&buffer[..count]);
+        length += count as u64;
+    }
+}
+
+/// Every mount of a session but its root and its own `/proc`.
+fn mounts_of(init: i32) -> io::Result<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
+    let place = |line: &str| line.split(' ').nth(4).map(str::to_owned);
+    Ok(text.lines().filter_map(place).filter(|place| place != "/" && place != "/proc").collect())
+}
+
+/// Pids that the agent told, in its own view, as the host sees them.
+fn on_host(agent: i32, pids: &[i32]) -> Result<Vec<i32>, Problem> {
+    let children = fs::read_to_string(format!("/proc/{agent}/task/{agent}/children")).unwrap_or_default();
+    let inner = |pid: &i32| -> Option<i32> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        // The host's, the box's, the session's.
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+    pids.iter()
+        .map(|wanted| {
+            let found = children.iter().find(|pid| inner(pid) == Some(*wanted));
+            found.copied().ok_or_else(|| lost("a session of it is gone"))
+        })
+        .collect()
+}
+
+/// A place in a box, by way of its agent.
+fn inside(agent: i32, place: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{agent}/root{place}"))
+}
+
+/// Unless there is nothing in it.
+fn pack(living: &Living<'_>, directory: &Path, archive: &Path) -> Result<(), Problem> {
+    let what = "keeping files in memory";
+    if fs::read_dir(directory).map_err(failed(what))?.next().is_none() {
+        return Ok(());
+    }
+    let words = ["--create", "--one-file-system", "--sparse", "--numeric-owner", "--file=-", "."];
+    let files =
+        visit::Files { directory: directory.to_path_buf(), input: None, output: Some(archive.to_path_buf()) };
+    tar(living, &words, files, what)
+}
+
+fn unpack(living: &Living<'_>, archive: &Path, directory: &Path) -> Result<(), Problem> {
+    let words = ["--extract", "--preserve-permissions", "--numeric-owner", "--skip-old-files", "--file=-"];
+    let files =
+        visit::Files { directory: directory.to_path_buf(), input: Some(archive.to_path_buf()), output: None };
+    tar(living, &words, files, "giving back files in memory")
+}
+
+fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> Result<(), Problem> {
+    let arguments = words.iter().map(|word| (*word).to_owned()).collect();
+    let visit =
+        visit::Visit { agent: living.agent, program: "tar".into(), arguments, way: Way::Files(files) };
+    run(living.program, &visit).map_err(|said| Problem::internal(format!("{what}: {said}")))
+}
+
+/// Runs a visit to its end; what went wrong in words.
+fn run(agent: &Path, visit: &visit::Visit) -> Result<(), String> {
+    let text = serde_json::to_vec(visit).map_err(|error| error.to_string())?;
+    let mut child = Command::new(agent)
+        .arg("visit")
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that has died says why on its error stream.
+        let _ = stdin.write_all(&text);
+    }
+    let told = child.wait_with_output().map_err(|error| error.to_string())?;
+    if told.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&told.stderr);
+    Err(said.lines().next().unwrap_or("CRIU failed without a word").to_owned())
+}
+
+/// What CRIU would not write keeps the sandbox in memory, with its reason.
+fn refused(log: &Path, said: &str) -> Problem {
+    let why = last_error(log).unwrap_or_else(|| said.to_owned());
+    Problem::new(Code::Unsupported, format!("the sandbox cannot be written to disk: {why}"))
+        .hint("it stays in memory; what it holds (io_uring, userfaultfd, a device) is not for CRIU")
+}
+
+/// The first error of a log is the cause, what follows are its consequences.
+fn last_error(log: &Path) -> Option<String> {
+    let text = fs::read_to_string(log).ok()?;
+    let error = text.lines().filter(|line| line.contains("Error (")).find(|line| !line.contains("rlimit"))?;
+    Some(error.split_once("): ").map_or(error, |(_, word)| word).trim().to_owned())
+}
+
+/// A conversation with an agent, from a thread that may wait.
+struct Talk {
+    stream: UnixStream,
+    decoder: Decoder,
+    tag: u32,
+}
+
+impl Talk {
+    fn open(socket: &Path) -> Result<Self, Problem> {
+        use std::os::fd::AsRawFd;
+        // A unix socket's name is short, a state directory's may not be.
+        let directory = File::open(socket.parent().unwrap_or(Path::new("/"))).map_err(lost)?;
+        let name = socket.file_name().unwrap_or_default();
+        let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+        let stream = UnixStream::connect(short).map_err(lost)?;
+        stream.set_read_timeout(Some(ANSWER)).map_err(lost)?;
+        let mut talk = Self { stream, decoder: Decoder::default(), tag: 0 };
+        talk.ask(&Request::Hello { protocol: PROTOCOL })?;
+        Ok(talk)
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
+        self.tag += 1;
+        let mut bytes = Vec::new();
+        frame::put_message(&mut bytes, self.tag, request).map_err(Problem::internal)?;
+        self.stream.write_all(&bytes).map_err(lost)?;
+        loop {
+            if let Some(frame) = self.decoder.take().map_err(lost)? {
+                if frame.tag != self.tag {
+                    continue;
+                }
+                return match frame.body.parse().map_err(lost)? {
+                    Event::Failed(problem) => Err(problem),
+                    event => Ok(event),
+                };
+            }
+            let count = self.stream.read(self.decoder.space()).map_err(lost)?;
+            if count == 0 {
+                return Err(lost("it has ended"));
+            }
+            self.decoder.filled(count);
+        }
+    }
+}

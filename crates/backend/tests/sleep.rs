@@ -1,0 +1,158 @@
+//! A box is written to disk and comes back, by the backend alone.
+
+use std::{os::unix::fs::PermissionsExt, path::Path};
+
+use carrel_backend::{
+    Backend, BoxRequest, IsolationLevel, Placed, environment::Environment, jail::Jail, link::AgentLink,
+};
+use carrel_proto::{
+    guest::Language,
+    id::{SandboxId, SessionName},
+    limits::Limits,
+    message::{Event, Exec, OpenSession, Request, Run},
+    outcome::Outcome,
+};
+
+struct World {
+    state: tempfile::TempDir,
+    jail: Jail,
+}
+
+impl World {
+    /// None, with the reason in the test's output, where this host cannot do it.
+    fn new() -> Option<Self> {
+        let state = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(state.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        std::fs::create_dir_all(state.path().join("sandboxes")).unwrap();
+        let jail = Jail::new(state.path());
+        if let Err(problem) = jail.can_hibernate() {
+            eprintln!("skipped: {problem}");
+            return None;
+        }
+        Some(Self { state, jail })
+    }
+
+    fn request(&self, name: &str) -> BoxRequest {
+        let directory = self.state.path().join("sandboxes").join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711)).unwrap();
+        let place = self.state.path().join("environments");
+        BoxRequest {
+            id: name.parse::<SandboxId>().unwrap(),
+            number: std::process::id(),
+            directory,
+            environment: Environment::preset("python", Language::Python, &place).unwrap(),
+            limits: Limits::default(),
+            isolation: IsolationLevel::Jail,
+            project: None,
+            idle_timeout_s: 600,
+            max_lifetime_s: 600,
+            workspace: None,
+            resume: false,
+            first: None,
+        }
+    }
+
+    async fn line(&self, request: &BoxRequest) -> AgentLink {
+        AgentLink::connect(&self.jail.socket(&request.directory)).await.unwrap()
+    }
+
+    fn again(&self, request: &BoxRequest, before: &Placed, image: &Path) -> Placed {
+        let request = BoxRequest { workspace: Some(before.workspace), ..request.clone() };
+        self.jail.restore(&request, image).unwrap()
+    }
+}
+
+async fn result(link: &mut AgentLink, request: &Request) -> (String, Outcome) {
+    let tag = link.send(request).await.unwrap();
+    let mut text = String::new();
+    loop {
+        match link.reader.next(tag).await.unwrap() {
+            carrel_backend::link::Piece::Chunk { bytes, .. } => {
+                text.push_str(&String::from_utf8_lossy(bytes))
+            }
+            carrel_backend::link::Piece::Event(Event::Finished(outcome)) => return (text, outcome),
+            carrel_backend::link::Piece::Event(Event::Failed(problem)) => panic!("{problem}"),
+            carrel_backend::link::Piece::Event(_) => {}
+        }
+    }
+}
+
+async fn run(link: &mut AgentLink, session: &str, language: Language, code: &str) -> String {
+    let run = Run {
+        session: session.parse::<SessionName>().unwrap(),
+        language,
+        code: code.to_owned(),
+        timeout_ms: 30_000,
+        cancel_on_disconnect: false,
+    };
+    let (text, outcome) = result(link, &Request::Run(run)).await;
+    assert_eq!(outcome.exit_code, 0, "{text} {outcome:?}");
+    text
+}
+
+#[tokio::test]
+async fn everything_in_a_box_comes_back_from_disk() {
+    let Some(world) = World::new() else { return };
+    let request = world.request("sbx_sleeper");
+    let before = world.jail.create(&request).unwrap();
+    let mut link = world.line(&request).await;
+    run(&mut link, "default", Language::Python, "x = 41; import threading, time, socket, random\nf = open('/tmp/kept', 'w+'); f.write('abc'); f.flush()\ns = socket.socket(); s.bind(('127.0.0.1', 8080)); s.listen()\nt = threading.Thread(target=lambda: time.sleep(600), daemon=True); t.start()").await;
+    run(&mut link, "default", Language::Bash, "A=bash; sleep 500 & cd /tmp").await;
+    run(&mut link, "default", Language::Node, "let n = 7; setInterval(() => {}, 1000).unref(); 0").await;
+    let open = OpenSession { name: "second".parse().unwrap(), cwd: None, env: Default::default() };
+    link.ask(&Request::OpenSession(open)).await.unwrap();
+    run(&mut link, "second", Language::Python, "y = 'other'").await;
+    let exec = Exec {
+        session: SessionName::main(),
+        argv: ["sh", "-c", "echo begin; read line; echo got $line"].map(str::to_owned).into(),
+        cwd: None,
+        env: Default::default(),
+        stdin: true,
+        pty: None,
+        timeout_ms: None,
+        detach: true,
+        cancel_on_disconnect: false,
+    };
+    let Event::Started { exec, .. } = link.ask(&Request::Exec(exec)).await.unwrap() else {
+        panic!("not started")
+    };
+    drop(link);
+    let image = world.state.path().join("image");
+    world.jail.hibernate(&request.id, &request.directory, &before, &image).unwrap();
+    assert!(!world.jail.is_alive(&before));
+
+    for round in 0..2 {
+        let placed = world.again(&request, &before, &image);
+        let mut link = world.line(&request).await;
+        assert_eq!(
+            run(
+                &mut link,
+                "default",
+                Language::Python,
+                "f.seek(0); print(x + 1, t.is_alive(), f.read(), s.getsockname()[1])"
+            )
+            .await,
+            "42 True abc 8080\n"
+        );
+        assert_eq!(
+            run(&mut link, "default", Language::Bash, "echo $A $PWD; jobs | wc -l").await,
+            "bash /tmp\n1\n"
+        );
+        assert_eq!(run(&mut link, "default", Language::Node, "console.log(n + 1)").await, "8\n");
+        assert_eq!(run(&mut link, "second", Language::Python, "print(y)").await, "other\n");
+        link.ask(&Request::WriteStdin {
+            exec: exec.clone(),
+            data: carrel_proto::files::Content(b"it\n".to_vec()),
+        })
+        .await
+        .unwrap();
+        let attach = Request::Attach { exec: exec.clone(), since: 0, follow: true };
+        let (text, outcome) = result(&mut link, &attach).await;
+        assert_eq!((text.as_str(), outcome.exit_code), ("begin\ngot it\n", 0), "round {round}");
+        // New processes start in a session that has come back, and end with their calls.
+        assert_eq!(run(&mut link, "default", Language::Bash, "(exit 0); echo $(id -u)").await, "1000\n");
+        drop(link);
+        world.jail.destroy(&request.id, &request.directory, Some(&placed)).unwrap();
+    }
+}
