@@ -17,6 +17,7 @@ const ARRIVING_MS: u128 = 2_000;
 
 impl Agent {
     /// `idle`: since when nobody wanted anything. `wanted`: for how long nobody may have; `None`: whatever is going on.
+    /// In either case not while somebody is arriving, who would wait for an answer without knowing why.
     pub(crate) fn lie_down(&mut self, asker: u32, idle: Duration, wanted: Option<u64>) -> Rest {
         let usage = self.usage(idle);
         let others = || self.connections.iter().filter(|(number, _)| **number != asker);
@@ -32,8 +33,8 @@ impl Agent {
             .filter(|exec| exec.outcome().is_none() && matches!(exec.what, What::Run { .. }))
             .count();
         let arriving = others().any(|(_, caller)| caller.since.elapsed().as_millis() < ARRIVING_MS);
-        let idle = |wanted: u64| usage.running == 0 && usage.idle_ms >= wanted && reading == 0 && !arriving;
-        let rests = wanted.is_none_or(idle);
+        let idle = |wanted: u64| usage.running == 0 && usage.idle_ms >= wanted && reading == 0;
+        let rests = !arriving && wanted.is_none_or(idle);
         if rests {
             self.rest = Some(Instant::now());
         }

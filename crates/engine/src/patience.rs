@@ -31,7 +31,7 @@ const GREETINGS: usize = 3;
 /// After this long without an answer it is worth a look whether the box sleeps.
 const SOON: Duration = Duration::from_millis(20);
 /// A box is put to sleep when nobody wants anything of it: twice in a row under a caller's hands is bad luck.
-const WAKES: usize = 5;
+const WAKES: usize = 10;
 /// For requests that do no user's work.
 const ANSWER: Duration = Duration::from_secs(25);
 /// How often a call that waits looks whether its agent still answers.
@@ -53,8 +53,8 @@ pub(crate) struct Lifeline {
 /// What came of a greeting.
 enum Greeted {
     Link(AgentLink),
-    /// The box sleeps, or was about to.
-    Asleep,
+    /// The box sleeps, or is about to. The line, if there is one, is of use only if nobody else has restored the box.
+    Asleep(Option<AgentLink>),
     Silence,
 }
 
@@ -62,19 +62,22 @@ impl Lifeline {
     /// A line to the agent, woken if it sleeps. An agent that does not greet back is ended.
     pub(crate) async fn connect(&self) -> Result<AgentLink, Problem> {
         let (mut silent, mut woken) = (0, 0);
+        // Held so that the agent knows of somebody who is about to want something, and is not put to sleep again.
+        let mut _held = None;
         while silent < GREETINGS {
-            match self.greet().await? {
+            match self.greet(true).await? {
                 Greeted::Link(link) => return Ok(link),
                 Greeted::Silence => silent += 1,
-                Greeted::Asleep if woken == WAKES => {
+                Greeted::Asleep(_) if woken == WAKES => {
                     return Err(Problem::new(
                         Code::Busy,
                         "the sandbox is put to sleep faster than it is woken",
                     )
                     .hint("try again"));
                 }
-                Greeted::Asleep => {
+                Greeted::Asleep(link) => {
                     woken += 1;
+                    _held = link;
                     Box::pin(self.wake()).await?;
                 }
             }
@@ -85,9 +88,9 @@ impl Lifeline {
     /// As [`Self::connect`], for whoever waits already: a box that sleeps is left alone.
     pub(crate) async fn look(&self) -> Result<Option<AgentLink>, Problem> {
         for _ in 0..GREETINGS {
-            match self.greet().await? {
+            match self.greet(false).await? {
                 Greeted::Link(link) => return Ok(Some(link)),
-                Greeted::Asleep => return Ok(None),
+                Greeted::Asleep(_) => return Ok(None),
                 Greeted::Silence => {}
             }
         }
@@ -96,21 +99,23 @@ impl Lifeline {
 
     /// Whoever puts a box to sleep writes that down first, and then asks the agent who is there. So whoever has greeted, and
     /// then finds that it does not sleep, is seen: see [`crate::sleep`].
-    async fn greet(&self) -> Result<Greeted, Problem> {
+    async fn greet(&self, waking: bool) -> Result<Greeted, Problem> {
         let mut connecting = std::pin::pin!(AgentLink::connect(&self.socket));
-        let answer = match timeout(SOON, &mut connecting).await {
-            Ok(answer) => answer,
-            Err(_) if self.sleeps()? => return Ok(Greeted::Asleep),
-            Err(_) => match timeout(GREETING, connecting).await {
-                Ok(answer) => answer,
-                Err(_) if self.sleeps()? => return Ok(Greeted::Asleep),
-                Err(_) => return Ok(Greeted::Silence),
-            },
-        };
+        let mut answer = timeout(SOON, &mut connecting).await.ok();
+        if answer.is_none() && self.sleeps()? {
+            if !waking {
+                return Ok(Greeted::Asleep(None));
+            }
+            Box::pin(self.wake()).await?;
+        }
+        if answer.is_none() {
+            answer = timeout(GREETING, connecting).await.ok();
+        }
         match answer {
-            Ok(_) | Err(_) if self.engine.registry.sleeps(&self.id)? => Ok(Greeted::Asleep),
-            Ok(link) => Ok(Greeted::Link(link)),
-            Err(problem) => Err(problem),
+            None if self.sleeps()? => Ok(Greeted::Asleep(None)),
+            None => Ok(Greeted::Silence),
+            Some(answer) if self.engine.registry.sleeps(&self.id)? => Ok(Greeted::Asleep(answer.ok())),
+            Some(answer) => answer.map(Greeted::Link),
         }
     }
 

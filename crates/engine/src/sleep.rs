@@ -66,6 +66,9 @@ const IN_THE_MAKING: &str = "image.new";
 const IMAGE: &str = "image-";
 /// For an agent's answer whether its box may sleep. One that hangs is for callers to find.
 const ANSWER: Duration = Duration::from_secs(5);
+/// Longer than an agent takes somebody to be arriving.
+const ARRIVING: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What came of waking.
 pub(crate) enum Woken {
@@ -91,8 +94,21 @@ impl Engine {
 
     /// Freezes a sandbox, whatever it is doing: a call under way goes on when it is woken, while its time passes.
     pub async fn standby(&self, record: &Record) -> Result<Record, Problem> {
-        let lock = self.lock(&record.id).await?;
-        let record = self.there(&record.id)?;
+        let until = Instant::now() + ARRIVING;
+        while Instant::now() < until {
+            let lock = self.lock(&record.id).await?;
+            if let Some(record) = self.lay_down(self.there(&record.id)?, lock).await? {
+                return Ok(record);
+            }
+            // Without the lock, so that whoever is arriving gets to it.
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(Problem::new(Code::Conflict, "callers keep coming to the sandbox")
+            .hint("try again when they are done"))
+    }
+
+    /// With the lock held. `None`: somebody is arriving.
+    async fn lay_down(&self, record: Record, lock: Lock) -> Result<Option<Record>, Problem> {
         match record.state {
             State::Standby if self.is_alive(&record) => {
                 self.blocking(move |engine| {
@@ -100,14 +116,11 @@ impl Engine {
                     if let Some(placed) = &record.placed {
                         engine.backend.freeze(&record.id, placed)?;
                     }
-                    engine.there(&record.id)
+                    engine.there(&record.id).map(Some)
                 })
                 .await
             }
-            State::Running if self.is_alive(&record) => match self.freeze(record, lock, None).await? {
-                Some(record) => Ok(record),
-                None => Err(Problem::internal("the sandbox's agent did not rest")),
-            },
+            State::Running if self.is_alive(&record) => self.freeze(record, lock, None).await,
             State::Hibernated => Err(Problem::new(Code::Conflict, "the sandbox is hibernated")
                 .hint("it sleeps more deeply already; wake it first if it shall be in standby")),
             _ => Err(not_running(&record)),
@@ -165,7 +178,7 @@ impl Engine {
     }
 
     /// Asks an agent whether its box may sleep; twice, see the head of this module.
-    pub(crate) async fn lie_down(&self, id: &SandboxId, idle: Option<Duration>) -> Result<Rest, Problem> {
+    async fn lie_down(&self, id: &SandboxId, idle: Option<Duration>) -> Result<Rest, Problem> {
         let idle_ms = idle.map(|idle| u64::try_from(idle.as_millis()).unwrap_or(u64::MAX));
         let asking = async {
             let mut link = AgentLink::connect(&self.backend.socket(&self.directory(id))).await?;
@@ -206,7 +219,7 @@ impl Engine {
             let _lock = lock;
             let began = Instant::now();
             let written = rest.and_then(|rest| match rest.calls {
-                0 => engine.write_image(&record, &image).map(|bytes| (rest, bytes)),
+                0 if rest.rests => engine.write_image(&record, &image).map(|bytes| (rest, bytes)),
                 _ => Err(Problem::new(Code::Conflict, "a call is under way in the sandbox")
                     .hint("wait for it, or cancel it; standby works in the midst of a call")),
             });
