@@ -8,6 +8,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
+    time::Instant,
 };
 
 use carrel_proto::{
@@ -47,6 +48,7 @@ pub(crate) struct Connection {
     sent: usize,
     /// Has said hello.
     pub(crate) greeted: bool,
+    pub(crate) since: Instant,
     pub(crate) followers: Vec<Follower>,
     /// Whether readiness to write is being watched.
     pub(crate) waiting: bool,
@@ -64,6 +66,7 @@ impl Connection {
             out: Vec::new(),
             sent: 0,
             greeted: false,
+            since: Instant::now(),
             followers: Vec::new(),
             waiting: false,
             files: VecDeque::new(),

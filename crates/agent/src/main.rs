@@ -25,6 +25,7 @@ mod poll;
 mod ports;
 mod process;
 mod requests;
+mod rest;
 mod runner;
 mod runs;
 mod serve;

@@ -71,6 +71,8 @@ pub(crate) struct Agent {
     pub(crate) next_exec: u64,
     pub(crate) started: Instant,
     pub(crate) last_activity: Instant,
+    /// About to be frozen, or frozen, since then.
+    pub(crate) rest: Option<Instant>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) ending: Option<EndReason>,
     /// Who has asked to prepare for the disk, and is heard alone; see [`crate::sleep`].
@@ -126,6 +128,7 @@ pub(crate) fn run() -> io::Result<()> {
         next_exec: 1,
         started: now,
         last_activity: now,
+        rest: None,
         scratch: Vec::new(),
         ending: None,
         preparing: None,
@@ -234,6 +237,10 @@ impl Agent {
             } else {
                 sooner(quiet);
             }
+        }
+        if let Some(until) = self.resting(now) {
+            sooner(until);
+            return next.map(|next| next.saturating_duration_since(Instant::now()));
         }
         let lifetime = self.started + Duration::from_secs(self.config.max_lifetime_s);
         let idle = self.last_activity + Duration::from_secs(self.config.idle_timeout_s);

@@ -330,8 +330,19 @@ impl Backend for Jail {
         })
     }
 
-    fn thaw(&self, id: &SandboxId, _placed: &Placed) -> Result<(), Problem> {
-        self.hierarchy.thaw(id.as_str()).map_err(|error| Problem::internal(format!("thawing {id}: {error}")))
+    fn thaw(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
+        // Asked before, while it cannot change: v1 keeps what was killed in its sleep until it is thawed.
+        let killed = self.hierarchy.is_frozen(id.as_str()) && tree::is_killed(placed.pid);
+        self.hierarchy
+            .thaw(id.as_str())
+            .map_err(|error| Problem::internal(format!("thawing {id}: {error}")))?;
+        if killed {
+            if let Ok(fd) = pidfd_open(userns::pid(placed.pid), PidfdFlags::empty()) {
+                wait_for_end(&fd, Instant::now() + DYING);
+            }
+            return Err(Problem::new(Code::AgentLost, "the sandbox was killed in its sleep"));
+        }
+        Ok(())
     }
 
     fn can_hibernate(&self) -> Result<(), Problem> {

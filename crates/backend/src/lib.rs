@@ -81,6 +81,10 @@ pub struct Placed {
     pub owner: (u32, u32),
 }
 
+/// A file of this name is in every image that is complete. [`Backend::hibernate`] writes it last, before anything of the box
+/// ends, so that a box whose maker is killed in between is found in one place or the other.
+pub const COMPLETE: &str = "complete";
+
 /// Makes and removes boxes. Calls may block for milliseconds; run them where that is allowed.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &'static str;
@@ -115,7 +119,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// error they all run. `Code::Unsupported`: this box cannot be stopped, ever.
     fn freeze(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem>;
 
-    /// Lets a frozen box go on; of one that is not frozen, does nothing.
+    /// Lets a frozen box go on; of one that is not frozen, does nothing. `Code::AgentLost`: it was killed in its sleep.
     fn thaw(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem>;
 
     /// Whether a box is frozen, whoever did it: what a row says may be older.
@@ -127,8 +131,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     }
 
     /// Writes everything that lives in the box into the directory `image`, which does not exist yet, and ends the box. The
-    /// box is not frozen when this is called. On error it goes on as it was and `image` is gone. `Code::Unsupported` with a
-    /// reason: this box cannot be written (now).
+    /// box is not frozen when this is called, and its workspace stays as it is. Before the box ends, [`COMPLETE`] is in the
+    /// image. On error the box goes on as it was and `image` is gone. `Code::Unsupported` with a reason: this box cannot be
+    /// written (now).
     fn hibernate(
         &self,
         _id: &SandboxId,

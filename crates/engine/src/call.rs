@@ -167,9 +167,14 @@ impl Engine {
         self.lifeline(record).connect().await
     }
 
+    /// Looks whether an agent that owes an answer still lives, and ends it if it hangs. One that sleeps is left alone.
+    pub async fn look_after(&self, record: &Record) -> Result<(), Problem> {
+        self.lifeline(record).look().await.map(drop)
+    }
+
     fn lifeline(&self, record: &Record) -> Lifeline {
         let socket = self.backend.socket(&self.directory(&record.id));
-        Lifeline { backend: std::sync::Arc::clone(&self.backend), placed: record.placed.clone(), socket }
+        Lifeline { engine: self.clone(), id: record.id.clone(), placed: record.placed.clone(), socket }
     }
 
     /// A request with one answer.

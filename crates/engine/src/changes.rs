@@ -8,7 +8,7 @@ use carrel_proto::{
 use crate::{
     Engine, Labels, Quota, Record,
     events::{Event, Kind},
-    registry::State,
+    registry::{Spec, State},
 };
 
 /// What shall be different. What is not said stays.
@@ -19,6 +19,9 @@ pub struct Update {
     pub labels: Option<Labels>,
     pub idle_timeout_s: Option<u64>,
     pub max_lifetime_s: Option<u64>,
+    /// 0: never.
+    pub standby_after_s: Option<u64>,
+    pub hibernate_after_s: Option<u64>,
     /// What the tenant may hold in all.
     pub quota: Option<Quota>,
 }
@@ -31,17 +34,24 @@ impl Engine {
         let (id, name) = (record.id.clone(), record.id.clone());
         let changed = self
             .blocking(move |engine| {
-                let Some(before) = engine.registry.by_id(&id)? else {
+                let Some(mut before) = engine.registry.by_id(&id)? else {
                     lock.discard();
                     return Ok(None);
                 };
                 if !is_there(&before) {
                     return Ok(None);
                 }
+                // Its agent has to be told, and cannot be while it is frozen.
+                if before.state == State::Standby && touches_box(&before, &update) {
+                    engine.unfreeze(&mut before)?;
+                }
                 let mut after = before.clone();
                 after.spec.limits = update.limits.unwrap_or(after.spec.limits);
                 after.spec.idle_timeout_s = update.idle_timeout_s.unwrap_or(after.spec.idle_timeout_s);
                 after.spec.max_lifetime_s = update.max_lifetime_s.unwrap_or(after.spec.max_lifetime_s);
+                after.spec.standby_after_s = update.standby_after_s.unwrap_or(after.spec.standby_after_s);
+                after.spec.hibernate_after_s =
+                    update.hibernate_after_s.unwrap_or(after.spec.hibernate_after_s);
                 after.labels = update.labels.unwrap_or(after.labels);
                 let quota = update.quota.as_ref();
                 engine.registry.set_spec(&after.tenant, &id, &after.spec, &after.labels, quota)?;
@@ -67,10 +77,10 @@ impl Engine {
         Ok(after)
     }
 
-    /// Brings a living box in line with its row. A box has its limits and times from its making, so a change of the row
     /// Brings the box in line with its row. Labels are the registry's alone.
     async fn change_box(&self, before: &Record, after: &Record) -> Result<(), Problem> {
-        if before.spec == after.spec {
+        let of_box = |spec: &Spec| (spec.limits.clone(), spec.idle_timeout_s, spec.max_lifetime_s);
+        if of_box(&before.spec) == of_box(&after.spec) {
             return Ok(());
         }
         let spec = &after.spec;
@@ -79,7 +89,15 @@ impl Engine {
 }
 
 fn is_there(record: &Record) -> bool {
-    matches!(record.state, State::Running | State::Lost)
+    matches!(record.state, State::Running | State::Standby | State::Hibernated | State::Lost)
+}
+
+/// Whether there is something that the box itself holds.
+fn touches_box(record: &Record, update: &Update) -> bool {
+    let spec = &record.spec;
+    update.limits.as_ref().is_some_and(|limits| *limits != spec.limits)
+        || update.idle_timeout_s.is_some_and(|time| time != spec.idle_timeout_s)
+        || update.max_lifetime_s.is_some_and(|time| time != spec.max_lifetime_s)
 }
 
 fn check(update: &Update) -> Result<(), Problem> {

@@ -58,6 +58,12 @@ kinds! {
     SessionLost = "session.lost",
     /// Its processes were ended; its files are there.
     SessionStopped = "session.stopped",
+    /// Its processes were frozen.
+    SessionStandby = "session.standby",
+    /// It was written to disk; its processes are gone.
+    SessionHibernated = "session.hibernated",
+    /// It was in standby or hibernated, and runs again.
+    SessionWoken = "session.woken",
     /// Limits, labels or times were changed.
     SessionUpdated = "session.updated",
     SessionDeleted = "session.deleted",

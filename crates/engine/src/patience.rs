@@ -3,15 +3,18 @@
 //! An agent is one loop that never blocks: it answers a greeting in well under a millisecond, also while calls run. One
 //! that does not answer three of them hangs, and its box is ended: then it is true that the state is lost, every other
 //! caller of that sandbox is told, and the next call finds a new box over the same files instead of waiting again.
+//!
+//! A box that sleeps does not answer either. Whoever wants something of it wakes it; whoever only waits lets it sleep; nobody
+//! takes it for one that hangs.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use carrel_backend::{
-    Backend, Placed,
+    Placed,
     link::{AgentLink, Reader},
 };
 use carrel_proto::{
-    id::ExecId,
+    id::{ExecId, SandboxId},
     limits::INTERRUPT_GRACE,
     message::{Event, Request, What},
     outcome::SessionState,
@@ -19,10 +22,16 @@ use carrel_proto::{
 };
 use tokio::time::{Instant, timeout};
 
+use crate::Engine;
+
 /// For each of these greetings: a host that is drowning is not a hung agent. Less than the link gives itself, which would
 /// only say that there was no answer.
 const GREETING: Duration = Duration::from_secs(9);
 const GREETINGS: usize = 3;
+/// After this long without an answer it is worth a look whether the box sleeps.
+const SOON: Duration = Duration::from_millis(20);
+/// A box is put to sleep when nobody wants anything of it: twice in a row under a caller's hands is bad luck.
+const WAKES: usize = 10;
 /// For requests that do no user's work.
 const ANSWER: Duration = Duration::from_secs(25);
 /// How often a call that waits looks whether its agent still answers.
@@ -32,23 +41,100 @@ const LATE: Duration = Duration::from_secs(15);
 /// The clock of a run starts when its interpreter is up, which may take so long.
 const STARTING: Duration = Duration::from_secs(30);
 
-/// What is needed to ask an agent for a sign of life, and to end its box.
+/// What is needed to ask an agent for a sign of life, to wake its box, and to end it.
 #[derive(Debug, Clone)]
 pub(crate) struct Lifeline {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) engine: Engine,
+    pub(crate) id: SandboxId,
     pub(crate) placed: Option<Placed>,
     pub(crate) socket: PathBuf,
 }
 
+/// What came of a greeting.
+enum Greeted {
+    Link(AgentLink),
+    /// The box sleeps, or is about to. The line, if there is one, is of use only if nobody else has restored the box.
+    Asleep(Option<AgentLink>),
+    Silence,
+}
+
 impl Lifeline {
-    /// A line to the agent. An agent that does not greet back is ended.
+    /// A line to the agent, woken if it sleeps. An agent that does not greet back is ended.
     pub(crate) async fn connect(&self) -> Result<AgentLink, Problem> {
-        for _ in 0..GREETINGS {
-            if let Ok(link) = timeout(GREETING, AgentLink::connect(&self.socket)).await {
-                return link;
+        let (mut silent, mut woken) = (0, 0);
+        // Held so that the agent knows of somebody who is about to want something, and is not put to sleep again.
+        let mut _held = None;
+        while silent < GREETINGS {
+            match self.greet(true).await? {
+                Greeted::Link(link) => return Ok(link),
+                Greeted::Silence => silent += 1,
+                Greeted::Asleep(_) if woken == WAKES => {
+                    return Err(Problem::new(
+                        Code::Busy,
+                        "the sandbox is put to sleep faster than it is woken",
+                    )
+                    .hint("try again"));
+                }
+                Greeted::Asleep(link) => {
+                    woken += 1;
+                    _held = link;
+                    Box::pin(self.wake()).await?;
+                }
             }
         }
         Err(self.end("the sandbox's agent does not answer").await)
+    }
+
+    /// As [`Self::connect`], for whoever waits already: a box that sleeps is left alone.
+    pub(crate) async fn look(&self) -> Result<Option<AgentLink>, Problem> {
+        for _ in 0..GREETINGS {
+            match self.greet(false).await? {
+                Greeted::Link(link) => return Ok(Some(link)),
+                Greeted::Asleep(_) => return Ok(None),
+                Greeted::Silence => {}
+            }
+        }
+        Err(self.end("the sandbox's agent does not answer").await)
+    }
+
+    /// Whoever puts a box to sleep writes that down first, and then asks the agent who is there. So whoever has greeted, and
+    /// then finds that it does not sleep, is seen: see [`crate::sleep`].
+    async fn greet(&self, waking: bool) -> Result<Greeted, Problem> {
+        let mut connecting = std::pin::pin!(AgentLink::connect(&self.socket));
+        let mut answer = timeout(SOON, &mut connecting).await.ok();
+        if answer.is_none() && self.sleeps()? {
+            if !waking {
+                return Ok(Greeted::Asleep(None));
+            }
+            Box::pin(self.wake()).await?;
+        }
+        if answer.is_none() {
+            answer = timeout(GREETING, connecting).await.ok();
+        }
+        match answer {
+            None if self.sleeps()? => Ok(Greeted::Asleep(None)),
+            None => Ok(Greeted::Silence),
+            Some(answer) if self.engine.registry.sleeps(&self.id)? => Ok(Greeted::Asleep(answer.ok())),
+            Some(answer) => answer.map(Greeted::Link),
+        }
+    }
+
+    /// By its row, and by its freezer: somebody else may have one.
+    fn sleeps(&self) -> Result<bool, Problem> {
+        let frozen =
+            || self.placed.as_ref().is_some_and(|placed| self.engine.backend.is_frozen(&self.id, placed));
+        Ok(self.engine.registry.sleeps(&self.id)? || frozen())
+    }
+
+    async fn wake(&self) -> Result<(), Problem> {
+        let found = self.engine.bring_back(&self.id, None, None).await?;
+        match found.and_then(|found| found.note) {
+            // What the caller knew of it is not true any more.
+            Some(note) => Err(Problem::new(Code::AgentLost, note.text(self.id.as_str()))
+                .hint("the next call finds a new box over the same files")
+                .state(SessionState::Lost)),
+            None => Ok(()),
+        }
     }
 
     /// A request with one answer, which may take `more` than such a request does.
@@ -58,7 +144,7 @@ impl Lifeline {
         match timeout(time, link.ask_within(request, 2 * time)).await {
             Ok(answer) => answer,
             Err(_) => {
-                self.connect().await?;
+                self.look().await?;
                 Err(Problem::new(Code::AgentLost, "the sandbox's agent is late with its answer")
                     .hint("try again; `carrel inspect` shows what the sandbox is doing"))
             }
@@ -66,9 +152,10 @@ impl Lifeline {
     }
 
     async fn end(&self, why: &str) -> Problem {
-        let (backend, placed) = (Arc::clone(&self.backend), self.placed.clone());
+        let (engine, placed) = (self.engine.clone(), self.placed.clone());
         let ended =
-            tokio::task::spawn_blocking(move || placed.map_or(Ok(()), |placed| backend.end(&placed))).await;
+            tokio::task::spawn_blocking(move || placed.map_or(Ok(()), |placed| engine.backend.end(&placed)))
+                .await;
         match ended {
             Ok(Ok(())) => Problem::new(Code::AgentLost, format!("{why}; its box was ended"))
                 .hint("the next call makes a new box over the same files")
@@ -124,6 +211,12 @@ impl Patience {
     /// The time for a look, or for the end, has come.
     async fn look(&mut self) -> Result<(), Problem> {
         let Some(lifeline) = self.lifeline.clone() else { return Ok(()) };
+        if lifeline.sleeps()? {
+            // Somebody has put it into standby in the midst of this call, which goes on when it is woken.
+            self.look = Instant::now() + LOOK;
+            self.deadline = self.deadline.map(|deadline| deadline.max(self.look + LATE));
+            return Ok(());
+        }
         if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(lifeline.end("the sandbox's agent does not keep the call's time").await);
         }
@@ -134,7 +227,7 @@ impl Patience {
 
     /// Greets the agent, and finds out whether the clock of a run has started.
     async fn start_clock(&mut self, lifeline: &Lifeline) -> Result<(), Problem> {
-        let mut link = lifeline.connect().await?;
+        let Some(mut link) = lifeline.look().await? else { return Ok(()) };
         let (Some(time), Some(exec)) = (self.queued, &self.exec) else { return Ok(()) };
         if let Ok(Ok(Event::Execs { execs })) = timeout(ANSWER, link.ask(&Request::Execs)).await
             && let Some(at) = execs.iter().position(|info| info.exec == *exec)

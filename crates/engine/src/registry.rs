@@ -6,6 +6,7 @@
 mod list;
 mod schema;
 mod scopes;
+mod sleep;
 
 use std::{
     path::{Path, PathBuf},
@@ -24,6 +25,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use serde::{Deserialize, Serialize};
 
 pub use self::list::{Cursor, ListFilter, MAX_PAGE, Page};
+pub use self::sleep::{Image, Sleep};
 use crate::{
     quota::{self, Quota},
     tenant::{Labels, Tenant},
@@ -44,6 +46,10 @@ const STATEMENTS: usize = 64;
 pub enum State {
     Creating,
     Running,
+    /// Frozen: every process stands still and keeps its memory. See [`crate::sleep`].
+    Standby,
+    /// Written to disk: there is no process, and no memory is held.
+    Hibernated,
     /// The box is gone; its files are still there. With the reason `closed` it was asked to, else it died.
     Lost,
     Closing,
@@ -56,16 +62,24 @@ impl State {
         match self {
             State::Creating => "creating",
             State::Running => "running",
+            State::Standby => "standby",
+            State::Hibernated => "hibernated",
             State::Lost => "lost",
             State::Closing => "closing",
             State::Ended => "ended",
         }
     }
     fn parse(text: &str) -> Self {
-        [State::Creating, State::Running, State::Lost, State::Closing]
-            .into_iter()
-            .find(|state| state.as_str() == text)
-            .unwrap_or(State::Ended)
+        Self::LISTED.into_iter().find(|state| state.as_str() == text).unwrap_or(State::Ended)
+    }
+
+    /// Every state that a caller can find a sandbox in.
+    pub const LISTED: [State; 6] =
+        [State::Creating, State::Running, State::Standby, State::Hibernated, State::Lost, State::Closing];
+
+    /// Whether it sleeps: whoever wants something of it wakes it first.
+    pub fn is_asleep(self) -> bool {
+        matches!(self, State::Standby | State::Hibernated)
     }
 }
 
@@ -78,8 +92,26 @@ pub struct Spec {
     pub project: Option<Project>,
     pub idle_timeout_s: u64,
     pub max_lifetime_s: u64,
+    /// Put into standby by a daemon when nobody has wanted anything for so long; 0: never.
+    #[serde(default = "standby_after_s")]
+    pub standby_after_s: u64,
+    /// And hibernated.
+    #[serde(default = "hibernate_after_s")]
+    pub hibernate_after_s: u64,
     /// Gone after its one call; the process that made it is its owner.
     pub ephemeral: Option<Owner>,
+}
+
+/// Of a sandbox whose maker said nothing of it.
+pub const STANDBY_AFTER_S: u64 = 5 * 60;
+pub const HIBERNATE_AFTER_S: u64 = 30 * 60;
+
+fn standby_after_s() -> u64 {
+    STANDBY_AFTER_S
+}
+
+fn hibernate_after_s() -> u64 {
+    HIBERNATE_AFTER_S
 }
 
 /// A process, told from a later one with the same number.
@@ -107,6 +139,9 @@ pub struct Record {
     pub used_unix_ms: u64,
     /// It is closed then, whatever it is doing: its scope has been closed with a retention time.
     pub close_at_unix_ms: Option<u64>,
+    /// Of one that sleeps, or is being put to sleep.
+    #[serde(default)]
+    pub sleep: Sleep,
 }
 
 /// A sandbox that shall be made.
@@ -146,8 +181,8 @@ pub(crate) fn json<T: Serialize>(value: &T) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(Problem::internal)
 }
 
-const COLUMNS: &str =
-    "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms";
+const COLUMNS: &str = "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms, \
+     image, image_made_ms, image_bytes, standby_reason, usage";
 
 fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let bad = |error: String| rusqlite::Error::ToSqlConversionFailure(error.into());
@@ -171,6 +206,7 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
         created_unix_ms: row.get::<_, i64>(10)?.unsigned_abs(),
         used_unix_ms: row.get::<_, i64>(11)?.unsigned_abs(),
         close_at_unix_ms: row.get::<_, Option<i64>>(12)?.map(i64::unsigned_abs),
+        sleep: Sleep::read(row, 13)?,
     })
 }
 
@@ -360,7 +396,8 @@ impl Registry {
         let placed = json(placed)?;
         self.connection()
             .prepare_cached(
-                "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3, reason = NULL WHERE id = ?1",
+                "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3, reason = NULL, image = NULL,
+                 image_made_ms = NULL, image_bytes = NULL, standby_reason = NULL, usage = NULL WHERE id = ?1",
             )
             .and_then(|mut statement| statement.execute(params![id.as_str(), placed, boot_id()]))
             .map_err(failed)?;

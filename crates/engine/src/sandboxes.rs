@@ -3,11 +3,18 @@
 //! ```text
 //!            claim                placed            box died, stopped
 //! (nothing) ──────> creating ───────────────> running ─────────────> lost
-//!                      │                        │  ^                   │
-//!     maker died, swept│                  close │  └──── revived ──────┘
+//!                      │                      │ │  ^ ^                 │  ^
+//!     maker died, swept│          frozen, idle│ │  │ └──── revived ────┘  │ box died, image is no good
+//!                      │                      v │  │ woken               │
+//!                      │              standby ──┼──┤                     │
+//!                      │   written, idle │ ^    │  │ restored            │
+//!                      │                 v │ cannot be written           │
+//!                      │           hibernated ──┼──┴─────────────────────┘
+//!                      │                        │ close, from any of them
 //!                      v                        v
 //!                  (nothing) <──── swept ──── closing          ended: by its own clock, told to the next caller
 //! ```
+//! How a sandbox is put to sleep and woken, and what a kill leaves of it, is in [`crate::sleep`].
 //! Races and how they are won:
 //! - *Two processes want the same key.* The claim is one SQLite transaction; the loser finds the row, waits for the
 //!   sandbox's lock and looks again. The winner held the lock before the row existed, so a free lock on a row in
@@ -37,7 +44,8 @@ use crate::{
     events::{Event, Kind},
     lock::Lock,
     quota::Quota,
-    registry::{Claim, Cursor, ListFilter, Owner, Page, Record, Registry, Spec, State, boot_id},
+    registry::{Claim, Cursor, ListFilter, Owner, Page, Record, Registry, Sleep, Spec, State, boot_id},
+    sleep::{Woken, damaged},
     tenant::{Labels, Tenant},
 };
 
@@ -51,6 +59,11 @@ pub struct Wish {
     pub project: Option<Project>,
     pub idle_timeout_s: u64,
     pub max_lifetime_s: u64,
+    /// 0: never.
+    #[serde(default)]
+    pub standby_after_s: u64,
+    #[serde(default)]
+    pub hibernate_after_s: u64,
     /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
     pub first: Option<Language>,
     /// Whose it is. That, and what follows from it, is for the front door to say and for nobody to write down.
@@ -79,6 +92,8 @@ pub enum Note {
     Revived,
     /// It had been [stopped](Engine::stop): files are as they were, interpreters are new.
     Reopened,
+    /// It was hibernated, and what was written of it could not be read back: files are as they were, interpreters are new.
+    Damaged,
 }
 
 impl Note {
@@ -94,6 +109,10 @@ impl Note {
                 format!("session '{name}' had ended ({why}); this is a new one")
             }
             Note::Revived => "the sandbox had died; files are kept, interpreters start anew".to_owned(),
+            Note::Damaged => {
+                "the hibernated sandbox could not be restored; files are kept, interpreters start anew"
+                    .to_owned()
+            }
             Note::Reopened => {
                 "the sandbox had been closed; files are kept, interpreters start anew".to_owned()
             }
@@ -207,9 +226,9 @@ impl Engine {
         Ok(Found { record, created: false, note: None })
     }
 
-    /// Waits for whoever is at work on a sandbox, finishes what a dead process left, and revives it if it is lost. `None`:
-    /// it is not lost (any more), or gone.
-    async fn bring_back(
+    /// Waits for whoever is at work on a sandbox, finishes what a dead process left, wakes it if it sleeps and revives it if
+    /// it is lost. `None`: it is neither (any more), or gone.
+    pub(crate) async fn bring_back(
         &self,
         id: &SandboxId,
         environment: Option<String>,
@@ -218,6 +237,11 @@ impl Engine {
         let lock = self.lock(id).await?;
         let id = id.clone();
         self.blocking(move |engine| {
+            let lock = match engine.wake(&id, lock, environment.as_deref(), &caller)? {
+                Woken::Here(found) => return Ok(Some(*found)),
+                Woken::Gone => return Ok(None),
+                Woken::Not(lock) => lock,
+            };
             let Some(lock) = engine.settle(&id, lock)? else { return Ok(None) };
             let found = engine.revive(&id, environment.as_deref())?;
             drop(lock);
@@ -265,6 +289,8 @@ impl Engine {
             project: wish.project.clone(),
             idle_timeout_s: if owner.is_some() { EPHEMERAL_IDLE_S } else { wish.idle_timeout_s },
             max_lifetime_s: wish.max_lifetime_s,
+            standby_after_s: wish.standby_after_s,
+            hibernate_after_s: wish.hibernate_after_s,
             ephemeral: owner,
         };
         let mut random = [0; 10];
@@ -326,12 +352,23 @@ impl Engine {
         });
         made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
-        let environment = self.environment(&record.spec.environment)?;
-        let request = BoxRequest {
+        let placed = self.backend.create(&self.request(record, before, first)?)?;
+        self.registry.set_placed(&record.id, &placed)?;
+        Ok(placed)
+    }
+
+    /// What a backend is asked for.
+    pub(crate) fn request(
+        &self,
+        record: &Record,
+        before: Option<&Placed>,
+        first: Option<Language>,
+    ) -> Result<BoxRequest, Problem> {
+        Ok(BoxRequest {
             id: record.id.clone(),
             number: record.number,
-            directory,
-            environment,
+            directory: self.directory(&record.id),
+            environment: self.environment(&record.spec.environment)?,
             limits: record.spec.limits.clone(),
             isolation: record.spec.isolation,
             project: record.spec.project.clone(),
@@ -340,14 +377,11 @@ impl Engine {
             workspace: before.map(|placed| placed.workspace),
             resume: false,
             first,
-        };
-        let placed = self.backend.create(&request)?;
-        self.registry.set_placed(&record.id, &placed)?;
-        Ok(placed)
+        })
     }
 
     /// Brings a lost sandbox, whose lock is held, back over its files. `None`: it is gone.
-    fn revive(&self, id: &SandboxId, environment: Option<&str>) -> Result<Option<Found>, Problem> {
+    pub(crate) fn revive(&self, id: &SandboxId, environment: Option<&str>) -> Result<Option<Found>, Problem> {
         let Some(record) = self.registry.by_id(id)? else { return Ok(None) };
         let Some(before) = record.placed.clone().filter(|_| record.state == State::Lost) else {
             return Ok(None);
@@ -355,9 +389,20 @@ impl Engine {
         self.check_environment(&record, environment)?;
         let placed = self.place(&record, Some(&before), None)?;
         self.registry.touch(id)?;
-        let note = if record.reason == Some(EndReason::Closed) { Note::Reopened } else { Note::Revived };
+        let note = match record.reason {
+            Some(EndReason::Closed) => Note::Reopened,
+            _ => damaged(&record).unwrap_or(Note::Revived),
+        };
         let boot = boot_id().to_owned();
-        let record = Record { state: State::Running, placed: Some(placed), boot, reason: None, ..record };
+        let record = Record {
+            state: State::Running,
+            placed: Some(placed),
+            boot,
+            reason: None,
+            sleep: Sleep::default(),
+            ..record
+        };
+        self.remove_images(&record, None);
         Ok(Some(Found { record, created: false, note: Some(note) }))
     }
 
@@ -370,22 +415,16 @@ impl Engine {
         };
         match record.state {
             State::Running if self.is_alive(&record) => Ok(None),
+            State::Standby | State::Hibernated if self.sleeps_well(&record)? => Ok(None),
             State::Ended => Ok(None),
             State::Creating | State::Closing => {
                 self.erase(id, record.placed.as_ref(), lock)?;
                 Ok(None)
             }
-            State::Running | State::Lost => {
+            State::Running | State::Standby | State::Hibernated | State::Lost => {
                 let directory = self.directory(id);
                 if let Some(reason) = end_reason(&directory) {
-                    self.take_away(id, record.placed.as_ref())?;
-                    match record.key {
-                        Some(_) => self.registry.set_state(id, State::Ended, Some(reason))?,
-                        None => self.registry.remove(id)?,
-                    }
-                    lock.discard();
-                    let word = if reason == EndReason::Lifetime { "lifetime" } else { "idle" };
-                    self.note(Event::of(Kind::SessionDeleted, &record).detail(word));
+                    self.expire(&record, reason, lock)?;
                     return Ok(None);
                 }
                 if record.spec.ephemeral.is_some() || record.placed.is_none() {
@@ -393,14 +432,28 @@ impl Engine {
                     self.note(Event::of(Kind::SessionDeleted, &record).detail("lost"));
                     return Ok(None);
                 }
-                if record.state == State::Running {
+                if record.state != State::Lost {
                     self.backend.destroy(id, &directory, record.placed.as_ref())?;
+                    self.forget_sleep(&record)?;
                     self.registry.set_state(id, State::Lost, None)?;
                     self.note(Event::of(Kind::SessionLost, &record));
                 }
                 Ok(Some(lock))
             }
         }
+    }
+
+    /// Its own clock has ended it: the next caller of its key is told why.
+    pub(crate) fn expire(&self, record: &Record, reason: EndReason, lock: Lock) -> Result<(), Problem> {
+        self.take_away(&record.id, record.placed.as_ref())?;
+        match record.key {
+            Some(_) => self.registry.set_state(&record.id, State::Ended, Some(reason))?,
+            None => self.registry.remove(&record.id)?,
+        }
+        lock.discard();
+        let word = if reason == EndReason::Lifetime { "lifetime" } else { "idle" };
+        self.note(Event::of(Kind::SessionDeleted, record).detail(word));
+        Ok(())
     }
 
     /// Removes box and files.
@@ -454,11 +507,12 @@ impl Engine {
                 lock.discard();
                 return Ok(());
             };
-            if record.state != State::Running {
+            if record.state != State::Running && !record.state.is_asleep() {
                 return Ok(());
             }
             engine.backend.destroy(&id, &engine.directory(&id), record.placed.as_ref())?;
             engine.registry.set_state(&id, State::Lost, Some(EndReason::Closed))?;
+            engine.remove_images(&record, None);
             drop(lock);
             engine.note(Event::of(Kind::SessionStopped, &record));
             Ok(())

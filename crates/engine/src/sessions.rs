@@ -8,7 +8,10 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 
-use crate::{Engine, registry::Record};
+use crate::{
+    Engine,
+    registry::{Record, State, now_ms},
+};
 
 impl Engine {
     pub async fn sessions(&self, record: &Record) -> Result<Vec<SessionInfo>, Problem> {
@@ -29,9 +32,25 @@ impl Engine {
 
     /// What the sandbox uses. Asking does not keep it from being idle.
     pub async fn usage(&self, record: &Record) -> Result<Usage, Problem> {
+        if let Some(usage) = record.sleep.usage.clone().filter(|_| record.state.is_asleep()) {
+            return Ok(asleep(record, usage));
+        }
         match self.ask(record, &Request::Usage).await? {
             Event::Usage(usage) => Ok(usage),
             _ => Err(Problem::new(Code::Protocol, "the agent did not say what it uses")),
         }
+    }
+}
+
+/// What a sandbox uses that is not asked, because asking would wake it: as it was when it fell asleep.
+fn asleep(record: &Record, usage: Usage) -> Usage {
+    let idle_ms = now_ms().saturating_sub(record.used_unix_ms);
+    let hibernated = record.state == State::Hibernated;
+    Usage {
+        memory: if hibernated { 0 } else { usage.memory },
+        processes: if hibernated { 0 } else { usage.processes },
+        uptime_ms: usage.uptime_ms + idle_ms.saturating_sub(usage.idle_ms),
+        idle_ms,
+        ..usage
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use carrel_proto::{id::SandboxId, problem::Problem};
+use carrel_proto::{guest::EndReason, id::SandboxId, problem::Problem};
 
 use crate::{
     Engine,
@@ -20,6 +20,8 @@ enum End {
     /// Half made, half closed, or dead: as it turns out.
     Settle,
     Close(&'static str),
+    /// It sleeps, so that its agent cannot see to it.
+    Expire,
 }
 
 impl Engine {
@@ -69,6 +71,7 @@ impl Engine {
             None => Ok(()),
             Some(End::Settle) => self.settle(&record.id, lock).map(drop),
             Some(End::Close(why)) => self.close_locked(&record.id, lock, None, why),
+            Some(End::Expire) => self.expire(&record, EndReason::Lifetime, lock),
         }
     }
 
@@ -82,8 +85,15 @@ impl Engine {
             State::Ended => None,
             State::Creating | State::Closing => Some(End::Settle),
             _ if due => Some(End::Close("scope")),
-            State::Running | State::Lost if orphan() => Some(End::Close("orphan")),
+            _ if orphan() => Some(End::Close("orphan")),
             State::Running => (!self.is_alive(record)).then_some(End::Settle),
+            State::Standby | State::Hibernated if record.is_over(now) => Some(End::Expire),
+            State::Standby => {
+                let frozen =
+                    record.placed.as_ref().is_some_and(|placed| self.backend.is_frozen(&record.id, placed));
+                (!self.is_alive(record) || !frozen).then_some(End::Settle)
+            }
+            State::Hibernated => (!self.has_image(record)).then_some(End::Settle),
             State::Lost => {
                 (now > record.used_unix_ms.saturating_add(lifetime)).then_some(End::Close("lifetime"))
             }

@@ -70,6 +70,16 @@ pub fn start_time(pid: i32) -> Option<u64> {
     Stat::of(pid).filter(|stat| !stat.zombie).map(|stat| stat.start_time)
 }
 
+/// Whether a process has been killed and cannot know yet, because it is frozen.
+pub fn is_killed(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
+        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .any(|mask| mask & (1 << (Signal::KILL.as_raw() - 1)) != 0)
+}
+
 /// Every living process below `root`, as this process's `/proc` shows them.
 pub fn below(root: i32) -> Vec<i32> {
     let mut parents: BTreeMap<i32, Vec<i32>> = BTreeMap::new();

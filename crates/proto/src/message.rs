@@ -89,6 +89,12 @@ pub enum Request {
     },
     Status,
     Usage,
+    /// The box is about to be frozen: may it be? With `idle_ms` only if nobody has wanted anything for so long. If the answer
+    /// is yes, no clock of the agent's ends the box before somebody wants something of it again.
+    Rest {
+        #[serde(default)]
+        idle_ms: Option<u64>,
+    },
     /// What listens in the sandbox.
     Ports,
     /// A TCP connection to a port of the sandbox. `Dialed` carries its socket beside the frame's first byte (`SCM_RIGHTS`);
@@ -204,6 +210,7 @@ pub enum Event {
     },
     Status(Status),
     Usage(Usage),
+    Rest(Rest),
     Ports {
         ports: Vec<PortInfo>,
     },
@@ -317,4 +324,13 @@ pub struct Usage {
     pub idle_ms: u64,
     /// Runs and execs under way.
     pub running: u32,
+}
+
+/// Whether a sandbox may be put to sleep now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rest {
+    pub rests: bool,
+    /// Runs under way, and callers that read or wait for something.
+    pub calls: u32,
+    pub usage: Usage,
 }

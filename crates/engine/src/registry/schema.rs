@@ -6,7 +6,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::failed;
 
 /// Raised with every change of the tables.
-const SCHEMA: i64 = 2;
+const SCHEMA: i64 = 3;
 
 /// From nothing to 1.
 const FIRST: &str = "
@@ -92,6 +92,15 @@ const TENANTS: &str = "
     CREATE INDEX answers_by_age ON answers (begun_ms);
     PRAGMA user_version = 2;";
 
+/// From 2 to 3: sandboxes that sleep.
+const SLEEP: &str = "
+    ALTER TABLE sandboxes ADD COLUMN image TEXT;
+    ALTER TABLE sandboxes ADD COLUMN image_made_ms INTEGER;
+    ALTER TABLE sandboxes ADD COLUMN image_bytes INTEGER;
+    ALTER TABLE sandboxes ADD COLUMN standby_reason TEXT;
+    ALTER TABLE sandboxes ADD COLUMN usage TEXT;
+    PRAGMA user_version = 3;";
+
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     let version =
         |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
@@ -108,7 +117,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     // Another process may have been first.
     let found = version(&transaction).map_err(failed)?;
-    for (from, step) in [FIRST, TENANTS].into_iter().enumerate() {
+    for (from, step) in [FIRST, TENANTS, SLEEP].into_iter().enumerate() {
         if usize::try_from(found).is_ok_and(|found| found <= from) {
             transaction.execute_batch(step).map_err(failed)?;
         }
@@ -151,6 +160,8 @@ mod tests {
             let one = registry.by_key(&Tenant::local(), &"user:local:one".parse().unwrap()).unwrap().unwrap();
             assert_eq!((one.id.as_str(), one.spec.limits.pids, one.used_unix_ms), ("sbx_one", 6, 20));
             assert!(one.tenant.is_local() && one.labels.is_empty() && one.close_at_unix_ms.is_none());
+            assert_eq!((one.spec.standby_after_s, one.spec.hibernate_after_s), (300, 1800));
+            assert_eq!(one.sleep, crate::registry::Sleep::default());
         }
         let registry = Registry::open(&path).unwrap();
         let taken = Claim { key: Some("user:local:one".parse().unwrap()), ..claim("sbx_new") };

@@ -16,6 +16,8 @@ pub(crate) fn claim(id: &str) -> Claim {
             project: None,
             idle_timeout_s: 60,
             max_lifetime_s: 600,
+            standby_after_s: 300,
+            hibernate_after_s: 1800,
             ephemeral: None,
         },
         labels: Labels::default(),
