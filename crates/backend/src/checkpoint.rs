@@ -97,10 +97,17 @@ struct Manifest {
     criu: String,
     kernel: String,
     machine: String,
-    /// The mounts of each session, as `external` names them by their place in this list.
-    sessions: Vec<Vec<String>>,
+    /// The mounts of each session; they are named by their place in this list.
+    sessions: Vec<Vec<Mounted>>,
     /// CRC-32 and length of every file.
     files: BTreeMap<String, (u32, u64)>,
+}
+
+/// A mount of a session: where, and whether it can be written to.
+#[derive(Debug, Serialize, Deserialize)]
+struct Mounted {
+    at: String,
+    read_only: bool,
 }
 
 /// A box that is to be written.
@@ -163,14 +170,19 @@ fn write_all(
         arguments.extend(["--tree".into(), init.to_string(), "--leave-stopped".into()]);
         // A file that is open and has no name any more is part of the image; bigger ones are refused.
         arguments.extend(["--ghost-limit".into(), "256M".into()]);
-        for (at, mount) in mounts.iter().enumerate() {
-            arguments.extend(["--external".into(), format!("mnt[{mount}]:m{at}")]);
+        for (number, mount) in mounts.iter().enumerate() {
+            arguments.extend(["--external".into(), format!("mnt[{}]:m{number}", mount.at)]);
         }
         for socket in sockets {
             arguments.extend(["--external".into(), format!("unix[{socket}]")]);
         }
-        let visit =
-            visit::Visit { agent: living.agent, program: criu.program.clone(), arguments, way: Way::Write };
+        let visit = visit::Visit {
+            agent: living.agent,
+            program: criu.program.clone(),
+            arguments,
+            way: Way::Write,
+            memory: memory(),
+        };
         run(living.program, &visit).map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
     }
@@ -247,12 +259,12 @@ pub(crate) fn bring_back(
         let directory = image.directory.join(number.to_string());
         let mut arguments = common("restore", &directory);
         // The root, then the others in their order.
-        let mut shown = vec!["/".to_owned()];
+        let mut shown = vec![("/".to_owned(), true)];
         let at = |number: usize| place.join(number.to_string()).to_string_lossy().into_owned();
         arguments.extend(["--root".into(), at(0), "--restore-detached".into()]);
         for (number, mount) in mounts.iter().enumerate() {
             arguments.extend(["--external".into(), format!("mnt[m{number}]:{}", at(shown.len()))]);
-            shown.push(source_of(mount));
+            shown.push((source_of(&mount.at), mount.read_only));
         }
         let inside = visit::Inside {
             place: place.to_path_buf(),
@@ -261,7 +273,13 @@ pub(crate) fn bring_back(
             files: files.clone(),
         };
         let program = criu.program.clone();
-        let visit = visit::Visit { agent: living.agent, program, arguments, way: Way::BringBack(inside) };
+        let visit = visit::Visit {
+            agent: living.agent,
+            program,
+            arguments,
+            way: Way::BringBack(inside),
+            memory: memory(),
+        };
         run(living.program, &visit).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
             Problem::internal(format!("bringing the processes back: {why}"))
@@ -379,10 +397,14 @@ fn sum_of(path: &Path) -> io::Result<(u32, u64)> {
 }
 
 /// Every mount of a session but its root and its own `/proc`.
-fn mounts_of(init: i32) -> io::Result<Vec<String>> {
+fn mounts_of(init: i32) -> io::Result<Vec<Mounted>> {
     let text = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
-    let place = |line: &str| line.split(' ').nth(4).map(str::to_owned);
-    Ok(text.lines().filter_map(place).filter(|place| place != "/" && place != "/proc").collect())
+    let mount = |line: &str| {
+        let mut fields = line.split(' ').skip(4);
+        let (at, flags) = (fields.next()?.to_owned(), fields.next()?);
+        Some(Mounted { at, read_only: flags.split(',').any(|flag| flag == "ro") })
+    };
+    Ok(text.lines().filter_map(mount).filter(|mount| mount.at != "/" && mount.at != "/proc").collect())
 }
 
 /// Pids that the agent told, in its own view, as the host sees them.
@@ -429,9 +451,24 @@ fn unpack(living: &Living<'_>, archive: &Path, directory: &Path) -> Result<(), P
 
 fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> Result<(), Problem> {
     let arguments = words.iter().map(|word| (*word).to_owned()).collect();
-    let visit =
-        visit::Visit { agent: living.agent, program: "tar".into(), arguments, way: Way::Files(files) };
+    let visit = visit::Visit {
+        agent: living.agent,
+        program: "tar".into(),
+        arguments,
+        way: Way::Files(files),
+        memory: None,
+    };
     run(living.program, &visit).map_err(|said| Problem::internal(format!("{what}: {said}")))
+}
+
+/// For [`visit::Visit::memory`]: one for all, ours alone. None where there is no such place.
+fn memory() -> Option<PathBuf> {
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    let place = PathBuf::from("/dev/shm/carrel-criu");
+    let _ = fs::DirBuilder::new().mode(0o700).create(&place);
+    // Whoever else made it would tell CRIU lies about the kernel.
+    let own = |meta: &fs::Metadata| meta.is_dir() && meta.uid() == 0 && meta.mode() & 0o777 == 0o700;
+    fs::symlink_metadata(&place).is_ok_and(|meta| own(&meta)).then_some(place)
 }
 
 /// Runs a visit to its end; what went wrong in words.

@@ -91,6 +91,19 @@ async fn run(link: &mut AgentLink, session: &str, language: Language, code: &str
     text
 }
 
+/// Mounts by place, flags and kind, without the numbers that the kernel gives them anew; other lines as they are.
+fn shape(text: &str) -> Vec<String> {
+    let mount = |line: &str| -> Option<String> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(4);
+        Some(format!("{} {} {}", left.next()?, left.next()?, right.split(' ').next()?))
+    };
+    let mut lines: Vec<String> =
+        text.lines().map(|line| mount(line).unwrap_or_else(|| line.to_owned())).collect();
+    lines.sort();
+    lines
+}
+
 #[tokio::test]
 async fn everything_in_a_box_comes_back_from_disk() {
     let Some(world) = World::new() else { return };
@@ -117,6 +130,8 @@ async fn everything_in_a_box_comes_back_from_disk() {
     let Event::Started { exec, .. } = link.ask(&Request::Exec(exec)).await.unwrap() else {
         panic!("not started")
     };
+    let confined = "print(open('/proc/self/mountinfo').read().replace('master:', ''), [line for line in open('/proc/self/status') if line.startswith(('Cap', 'NoNew', 'Seccomp', 'Uid', 'Gid', 'Groups'))], open('/proc/self/oom_score_adj').read())";
+    let before_sleep = shape(&run(&mut link, "default", Language::Python, confined).await);
     drop(link);
     let image = world.state.path().join("image");
     world.jail.hibernate(&request.id, &request.directory, &before, &image).unwrap();
@@ -135,6 +150,8 @@ async fn everything_in_a_box_comes_back_from_disk() {
             .await,
             "42 True abc 8080\n"
         );
+        let after = shape(&run(&mut link, "default", Language::Python, confined).await);
+        assert_eq!(before_sleep, after, "as confined as before");
         assert_eq!(
             run(&mut link, "default", Language::Bash, "echo $A $PWD; jobs | wc -l").await,
             "bash /tmp\n1\n"

@@ -32,7 +32,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    sys::{self, Forked, SingleThread},
+    sys::{self, Forked, MountAttributes, SingleThread},
     userns,
 };
 
@@ -43,6 +43,9 @@ pub struct Visit {
     pub program: PathBuf,
     pub arguments: Vec<String>,
     pub way: Way,
+    /// A directory in memory that the program finds as `/run`: what it learned of the kernel is kept there, and learning it
+    /// takes longer than the rest of its work.
+    pub memory: Option<PathBuf>,
 }
 
 /// How close the program gets.
@@ -73,7 +76,8 @@ pub struct Inside {
     pub place: PathBuf,
     /// Mounts of the box, or what is in them. One by one: a mount with others on it could not be had alone in the user
     /// namespace of those who come back.
-    pub mounts: Vec<String>,
+    /// The second word: not to be written to.
+    pub mounts: Vec<(String, bool)>,
     /// `tasks` or `cgroup.procs` files of the box's cgroups.
     pub cgroups: Vec<PathBuf>,
     /// Descriptors of the agent's, and what they take the place of.
@@ -105,6 +109,7 @@ fn try_run() -> io::Result<i32> {
         | ThreadNameSpaceType::CONTROL_GROUP;
     let inside = match visit.way.clone() {
         Way::Write => {
+            own_mounts(&visit)?;
             move_into_thread_name_spaces(agent.as_fd(), shared)?;
             return Err(become_program(&visit));
         }
@@ -127,7 +132,7 @@ fn try_run() -> io::Result<i32> {
         visit.arguments.push(format!("fd[{}]:{name}", file.as_raw_fd()));
         kept.push(file);
     }
-    show_mounts(&agent, &inside)?;
+    show_mounts(&agent, &inside, &visit)?;
     move_into_thread_name_spaces(agent.as_fd(), shared | ThreadNameSpaceType::PROCESS_ID)?;
     match sys::fork(&thread, 0, None)? {
         Forked::Child => {
@@ -154,20 +159,33 @@ fn stand_in(files: &Files) -> io::Result<()> {
     std::env::set_current_dir(&files.directory)
 }
 
+/// A view of mounts that nobody else has.
+fn own_mounts(visit: &Visit) -> io::Result<()> {
+    sys::unshare_mounts()?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    if let Some(memory) = &visit.memory {
+        rustix::mount::mount_bind(memory, "/run")?;
+    }
+    Ok(())
+}
+
 /// Copies of the box's mounts, in a mount namespace of our own.
-fn show_mounts(agent: &OwnedFd, inside: &Inside) -> io::Result<()> {
+fn show_mounts(agent: &OwnedFd, inside: &Inside, visit: &Visit) -> io::Result<()> {
     let host = File::open("/proc/self/ns/mnt")?;
     move_into_thread_name_spaces(agent.as_fd(), ThreadNameSpaceType::MOUNT)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mut trees = Vec::new();
-    for path in &inside.mounts {
-        let tree = open_tree(CWD, path, flags)
-            .map_err(|error| io::Error::other(format!("{path} of the box: {}", io::Error::from(error))))?;
+    for (path, read_only) in &inside.mounts {
+        let failed = |error: io::Error| io::Error::other(format!("{path} of the box: {error}"));
+        let tree = open_tree(CWD, path, flags).map_err(|error| failed(error.into()))?;
+        if *read_only {
+            let seal = MountAttributes { set: sys::MOUNT_READ_ONLY, ..Default::default() };
+            sys::mount_setattr(tree.as_fd(), false, seal).map_err(failed)?;
+        }
         trees.push(tree);
     }
     move_into_link_name_space(host.as_fd(), None)?;
-    sys::unshare_mounts()?;
-    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    own_mounts(visit)?;
     mount("tmpfs", &inside.place, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=711"))?;
     for (number, tree) in trees.iter().enumerate() {
         let at = inside.place.join(number.to_string());
