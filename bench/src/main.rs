@@ -107,6 +107,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let mut warm = Samples::default();
     let mut boxes = Samples::default();
     let mut bare_python = Samples::default();
+    let mut wake = Samples::default();
     let languages = [Language::Python, Language::Bash, Language::Node];
 
     let session = world.session().await?;
@@ -131,6 +132,11 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         if has(Language::Node) {
             bare_node.add(spawn(world.program(Language::Node), &["-e", "0"]));
         }
+        if has(Language::Python)
+            && let Some(time) = world.wake(Language::Python).await?
+        {
+            wake.add(time);
+        }
         for _ in 0..if has(Language::Python) { WARM } else { 0 } {
             warm.add(caller.call(Language::Python, "1").await?);
         }
@@ -143,6 +149,9 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     rows.push(Row::ratio("create to first result, node", &cold[2], &floor, Target::None));
     rows.push(Row::ratio("  the same against bare `node -e 0`", &cold[2], &bare_node, Target::AtMost(1.5)));
     rows.push(Row::ratio("warm python call", &warm, &floor, Target::AtMost(0.5)));
+    if !wake.is_empty() {
+        rows.push(Row::ratio("standby to first result, python", &wake, &floor, Target::AtMost(1.0)));
+    }
     if has(Language::Python) {
         let memory = memory::of_sandbox(&session);
         rows.push(Row::size("idle python session, all processes", memory.total, Target::AtMost(14.0)));
