@@ -46,6 +46,8 @@ pub struct BoxRequest {
     pub workspace: Option<workspace::Kind>,
     /// The language of the first call, as far as it is known.
     pub first: Option<Language>,
+    /// How often the sandbox was brought back before.
+    pub life: u32,
 }
 
 /// How strongly a sandbox is shut in.
@@ -76,6 +78,9 @@ pub struct Placed {
     pub enforced: Enforced,
     /// The host's ids of user code: files made from outside are given to them.
     pub owner: (u32, u32),
+    /// How often the sandbox was brought back over its files.
+    #[serde(default)]
+    pub life: u32,
 }
 
 /// Makes and removes boxes. Calls may block for milliseconds; run them where that is allowed.

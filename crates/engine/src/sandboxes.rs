@@ -326,6 +326,9 @@ impl Engine {
         });
         made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
+        if before.is_some() {
+            forget_output(&directory);
+        }
         let environment = self.environment(&record.spec.environment)?;
         let request = BoxRequest {
             id: record.id.clone(),
@@ -339,6 +342,7 @@ impl Engine {
             max_lifetime_s: record.spec.max_lifetime_s,
             workspace: before.map(|placed| placed.workspace),
             first,
+            life: before.map_or(0, |placed| placed.life + 1),
         };
         let placed = self.backend.create(&request)?;
         self.registry.set_placed(&record.id, &placed)?;
@@ -509,6 +513,15 @@ fn unknown(name: &str) -> Problem {
 /// What the agent wrote before it ended the sandbox by itself.
 fn end_reason(directory: &std::path::Path) -> Option<EndReason> {
     serde_json::from_slice(&std::fs::read(directory.join("spool/ended.json")).ok()?).ok()
+}
+
+/// Takes away what calls of a box that is gone have printed: its agent alone knew what is where in it.
+fn forget_output(directory: &std::path::Path) {
+    for entry in std::fs::read_dir(directory.join("spool")).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|ending| ending == "out") {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Removes a sandbox's directory, whatever user code has left in it.

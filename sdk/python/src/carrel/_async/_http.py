@@ -77,12 +77,7 @@ class AsyncHttp:
                 return response
             refusal = errors.from_response(response.status_code, response.headers, response.content)
             # The first one, whose answer was lost, is still being done; this one will be given its answer.
-            if not (
-                attempt
-                and KEY in request.headers
-                and type(refusal) is errors.Conflict
-                and "under way" in refusal.message
-            ):
+            if not (attempt and KEY in request.headers and refusal.code == "in_progress"):
                 raise refusal
             await sleep(patience.pause(refusal, refusal.retry_after))
 
