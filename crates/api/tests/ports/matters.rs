@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use axum::{
     body::Body,
-    http::{Method, StatusCode},
+    http::{Method, Request, StatusCode},
 };
 use serde_json::json;
 
-use crate::world::World;
+use crate::world::{Reply, World};
 
 /// Names and labels to values; panics at what is not a line of OpenMetrics.
 fn parse(text: &str) -> BTreeMap<String, f64> {
@@ -180,4 +180,18 @@ async fn environments_say_whether_they_are_here() {
     let next = first["next"].as_str().unwrap();
     let second = world.get(&format!("/v1/environments?limit=1&after={next}")).await.json();
     assert_ne!(first["items"][0]["name"], second["items"][0]["name"]);
+}
+
+#[tokio::test]
+async fn a_daemon_that_shuts_down_is_not_ready() {
+    let mut world = World::new().await;
+    let mut early = world.connect().await;
+    // Connections are taken in order: with this one answered, the one before has been taken.
+    assert_eq!(world.get("/ready").await.status, StatusCode::OK);
+    world.daemon.stop();
+    let ready = Request::get("/ready").header("host", "localhost").body(Body::empty()).unwrap();
+    let answer = Reply::of(early.send_request(ready).await.unwrap()).await;
+    answer.is_problem(503, "unavailable");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    world.stop().await;
 }

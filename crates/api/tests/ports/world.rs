@@ -72,13 +72,17 @@ impl World {
         in_time("stopping", self.serving.take().unwrap()).await.unwrap().unwrap();
     }
 
+    /// A connection on which nothing was asked yet.
+    pub(crate) async fn connect(&self) -> hyper::client::conn::http1::SendRequest<Body> {
+        let stream = UnixStream::connect(&self.socket).await.unwrap();
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender
+    }
+
     /// One request on a connection of its own; the answer's body is still to come.
     pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
-        let stream = UnixStream::connect(&self.socket).await.unwrap();
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
-        tokio::spawn(connection.with_upgrades());
-        in_time("an answer", sender.send_request(request)).await.unwrap()
+        in_time("an answer", self.connect().await.send_request(request)).await.unwrap()
     }
 
     pub(crate) async fn ask(

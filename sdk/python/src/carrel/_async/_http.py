@@ -124,6 +124,7 @@ class AsyncHttp:
             try:
                 async with self.stream(followed.request) as response:
                     connected = True
+                    followed.began(response.headers.get("last-event-id"))
                     parser = Parser()
                     async for piece in response.aiter_bytes():
                         # Read on by one piece after the end: mostly that is the end of the answer, and the connection can be

@@ -125,6 +125,7 @@ class Http:
             try:
                 with self.stream(followed.request) as response:
                     connected = True
+                    followed.began(response.headers.get("last-event-id"))
                     parser = Parser()
                     for piece in response.iter_bytes():
                         # Read on by one piece after the end: mostly that is the end of the answer, and the connection can be
