@@ -72,17 +72,18 @@ impl World {
         in_time("stopping", self.serving.take().unwrap()).await.unwrap().unwrap();
     }
 
-    /// A connection on which nothing was asked yet.
-    pub(crate) async fn connect(&self) -> hyper::client::conn::http1::SendRequest<Body> {
-        let stream = UnixStream::connect(&self.socket).await.unwrap();
-        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
-        tokio::spawn(connection.with_upgrades());
-        sender
+    /// A connection, and what goes over it is the test's.
+    pub(crate) async fn stream(&self) -> UnixStream {
+        UnixStream::connect(&self.socket).await.unwrap()
     }
 
     /// One request on a connection of its own; the answer's body is still to come.
     pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
-        in_time("an answer", self.connect().await.send_request(request)).await.unwrap()
+        let stream = self.stream().await;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        in_time("an answer", sender.send_request(request)).await.unwrap()
     }
 
     pub(crate) async fn ask(
