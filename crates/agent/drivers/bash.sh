@@ -105,16 +105,6 @@ __carrel_end() {
   if [[ ! ${__carrel[loaded]} ]]; then __carrel_load; fi
 }
 
-# The builtins on which everything here rests: functions by their names, or `enable -n`, do not outlive a call.
-__carrel_reclaim() {
-  POSIXLY_CORRECT=y
-  \unset -f builtin command enable eval return set unset
-  \unset -v POSIXLY_CORRECT
-  \enable alias builtin command compgen declare enable eval exec exit mapfile printf pushd read return set shopt trap unset
-  \builtin shopt -s expand_aliases
-  \builtin shopt -u inherit_errexit # which posix mode leaves on
-}
-
 # ---- the end of the shell, and its renewal
 
 # SIGINT ends the call where it is. Between calls, and a second time, it does nothing.
@@ -187,6 +177,17 @@ if [[ ! ${__carrel[loading]-}${CARREL_RENEW-} ]]; then
 fi
 
 # ==== the rest
+
+# The builtins on which everything here rests: functions by their names, or `enable -n`, do not outlive a call. Code that
+# could do either has made __carrel_begin load this.
+__carrel_reclaim() {
+  POSIXLY_CORRECT=y
+  \unset -f builtin command enable eval return set unset
+  \unset -v POSIXLY_CORRECT
+  \enable alias builtin command compgen declare enable eval exec exit mapfile printf pushd read return set shopt trap unset
+  \builtin shopt -s expand_aliases
+  \builtin shopt -u inherit_errexit # which posix mode leaves on
+}
 
 # Gives the user's code the options it left, but for those of __carrel_late.
 __carrel_options() {

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -142,7 +143,10 @@ impl Agent {
         let mut env = self.config.variables.clone();
         env.insert("HOME".into(), places.home.clone());
         env.extend(open.env.clone());
-        let cwd = open.cwd.unwrap_or_else(|| places.workspace.clone());
+        let cwd = match open.cwd {
+            None => places.workspace.clone(),
+            Some(asked) => start_directory(&places.workspace, &asked)?,
+        };
         env.insert("PWD".into(), cwd.clone());
         let session = Session::open(&self.thread, &self.config, cwd, env, open.env)
             .map_err(|error| Problem::internal(format!("opening session `{}`: {error}", open.name)))?;
@@ -259,5 +263,27 @@ impl Agent {
                 cancel_on_disconnect,
             });
         }
+    }
+}
+
+/// Where a session shall start: relative to the workspace, and there. Every call in it would fail otherwise.
+fn start_directory(workspace: &str, asked: &str) -> Result<String, Problem> {
+    // `join` of an absolute path is that path.
+    let path = Path::new(workspace).join(asked);
+    let no = |code, what: &str| {
+        Problem::new(code, format!("a session cannot start in `{asked}`: {what}"))
+            .hint("make the directory first, or name another: relative to /workspace, or absolute")
+    };
+    if asked.contains('\0') {
+        return Err(no(Code::InvalidArgument, "a path has no zero byte"));
+    }
+    match std::fs::metadata(&path) {
+        Ok(meta) if meta.is_dir() => Ok(path.to_string_lossy().trim_end_matches('/').to_owned())
+            .map(|path| if path.is_empty() { "/".to_owned() } else { path }),
+        Ok(_) => Err(no(Code::NotADirectory, "it is not a directory")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(no(Code::InvalidArgument, "there is no such directory"))
+        }
+        Err(error) => Err(no(Code::InvalidArgument, &error.to_string())),
     }
 }

@@ -107,6 +107,7 @@ pub(crate) fn run() -> io::Result<()> {
     let poller = Poller::new()?;
     poller.readable(&listener, Token::Listener)?;
     let now = Instant::now();
+    let next_exec = ExecId::first_number(config.life);
     let mut agent = Agent {
         config,
         thread,
@@ -125,7 +126,7 @@ pub(crate) fn run() -> io::Result<()> {
         waits: Vec::new(),
         writes: VecDeque::new(),
         next_number: 1,
-        next_exec: 1,
+        next_exec,
         started: now,
         last_activity: now,
         rest: None,

@@ -151,7 +151,9 @@ impl Environment {
         let mut seen = std::collections::BTreeSet::new();
         path.retain(|directory| seen.insert(directory.clone()));
         let mut all: BTreeMap<String, String> = [
-            ("LANG", "C.UTF-8"),
+            // Not LANG: all that C.UTF-8 changes is what characters are, and every program that looks would load twelve
+            // more files to learn it. As python does it for itself (PEP 538).
+            ("LC_CTYPE", "C.UTF-8"),
             ("USER", "user"),
             ("LOGNAME", "user"),
             ("SHELL", "/bin/bash"),

@@ -8,9 +8,9 @@ use std::{
 };
 
 use carrel_jail::{
-    cgroup::{Hierarchy, freezer::FreezeError, scope::Scope, update::UpdateError},
+    cgroup::{Hierarchy, freezer::FreezeError, update::UpdateError},
     mounts::Step,
-    stage::{self, BoxSpec, Isolation},
+    stage::{self, BoxSpec, CgroupSpec, Isolation},
     tree,
     userns::{self, Ids},
     workspace::{self, Kind},
@@ -102,7 +102,6 @@ impl Jail {
         &self,
         request: &BoxRequest,
         hierarchy: &Hierarchy,
-        scope: Option<&Scope>,
         agent: PathBuf,
         watch_disk: bool,
     ) -> io::Result<BoxSpec> {
@@ -154,6 +153,7 @@ impl Jail {
             max_lifetime_s: request.max_lifetime_s,
             resume: request.resume,
             first: request.first,
+            life: request.life,
         };
         Ok(BoxSpec {
             directory: directory.clone(),
@@ -161,10 +161,6 @@ impl Jail {
             mount_point: self.mount_point(),
             hostname: "carrel".into(),
             isolation,
-            cgroup: match scope {
-                Some(scope) => scope.spec(),
-                None => hierarchy.create(request.id.as_str(), &request.limits)?,
-            },
             config,
         })
     }
@@ -203,10 +199,16 @@ impl Jail {
         let (kind, disk) = self.make_workspace(request, owner).map_err(failed("making the workspace"))?;
         let watch = kind == Kind::Directory;
         let mut hierarchy = Cow::Borrowed(&self.hierarchy);
-        let spec = self
-            .spec(request, &hierarchy, scope.as_ref(), agent.clone(), watch)
-            .map_err(failed("making the cgroup"))?;
-        let mut pid = stages::run(stage, &spec, listener.as_ref());
+        let spec =
+            self.spec(request, &hierarchy, agent.clone(), watch).map_err(failed("describing the box"))?;
+        stages::begin(&stage, &spec, listener.as_ref())?;
+        let cgroup = match &scope {
+            Some(scope) => scope.spec(),
+            None => {
+                hierarchy.create(request.id.as_str(), &request.limits).map_err(failed("making the cgroup"))?
+            }
+        };
+        let mut pid = stages::finish(stage, &agent, &cgroup);
         if let (Err(problem), Some(_)) = (&pid, &scope)
             && problem.code == Code::Internal
         {
@@ -215,8 +217,9 @@ impl Jail {
             hierarchy = Cow::Owned(Hierarchy::None { why });
             let stage = self.stages.take(&agent).map_err(failed("starting the agent's program"))?;
             let spec =
-                self.spec(request, &hierarchy, None, agent, watch).map_err(failed("describing the box"))?;
-            pid = stages::run(stage, &spec, listener.as_ref());
+                self.spec(request, &hierarchy, agent.clone(), watch).map_err(failed("describing the box"))?;
+            stages::begin(&stage, &spec, listener.as_ref())?;
+            pid = stages::finish(stage, &agent, &CgroupSpec::default());
         } else if let (Ok(pid), Some(scope)) = (&pid, &scope)
             && !scope.holds(*pid)
         {
@@ -229,7 +232,8 @@ impl Jail {
             enforced.pids = Enforcement::Nothing("weak isolation has no user namespace of its own".into());
         }
         self.spares.count();
-        Ok(Placed { pid, start_time, workspace: kind, isolation: request.isolation, enforced, owner })
+        let (isolation, life) = (request.isolation, request.life);
+        Ok(Placed { pid, start_time, workspace: kind, isolation, enforced, owner, life })
     }
 }
 
@@ -447,6 +451,12 @@ impl Backend for Jail {
 
     fn restock(&self, limits: &Limits) {
         self.spares.restock(limits.disk);
+        if self.spares.makes_many()
+            && !matches!(self.hierarchy, Hierarchy::Systemd(_))
+            && let Ok(agent) = self.program()
+        {
+            self.stages.restock(&agent);
+        }
     }
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {

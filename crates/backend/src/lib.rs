@@ -49,6 +49,8 @@ pub struct BoxRequest {
     pub resume: bool,
     /// The language of the first call, as far as it is known.
     pub first: Option<Language>,
+    /// How often the sandbox was brought back before.
+    pub life: u32,
 }
 
 /// How strongly a sandbox is shut in.
@@ -79,6 +81,9 @@ pub struct Placed {
     pub enforced: Enforced,
     /// The host's ids of user code: files made from outside are given to them.
     pub owner: (u32, u32),
+    /// How often the sandbox was brought back over its files.
+    #[serde(default)]
+    pub life: u32,
 }
 
 /// A file of this name is in every image that is complete. [`Backend::hibernate`] writes it last, before anything of the box

@@ -55,6 +55,11 @@ impl Spares {
         }
     }
 
+    /// Whether this process will make more sandboxes.
+    pub(crate) fn makes_many(&self) -> bool {
+        self.made.load(Ordering::Relaxed) >= MAKES_MANY
+    }
+
     /// One more sandbox was made.
     pub(crate) fn count(&self) {
         self.made.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +99,7 @@ impl Spares {
     /// Prepares for the next sandbox; called when nobody waits.
     pub(crate) fn restock(&self, limit: ByteSize) {
         let images = workspace::probe(limit).0 == Kind::Image;
-        if self.made.load(Ordering::Relaxed) >= MAKES_MANY {
+        if self.makes_many() {
             let mut directory = lock(&self.directory);
             if directory.is_none() {
                 *directory = self.make_directory().ok();

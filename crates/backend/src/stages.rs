@@ -15,7 +15,7 @@ use std::{
 };
 
 use carrel_jail::{
-    stage::{BoxSpec, Failure, Report},
+    stage::{BoxSpec, CgroupSpec, Failure, Report},
     work,
 };
 use carrel_proto::problem::{Code, Problem};
@@ -29,9 +29,17 @@ const BUSY_PAUSE: Duration = Duration::from_millis(2);
 /// Most stages that wait for a sandbox: those of callers who then found theirs, or were refused, are for the next ones.
 const MAX_WAITING: usize = 4;
 
-/// Stages of sandboxes that are about to be made: they load while the sandbox is written down.
+/// Stages of sandboxes that are about to be made: they load while the sandbox is written down. A process that makes many
+/// sandboxes keeps one ready.
 #[derive(Debug, Default)]
-pub(crate) struct Stages(Mutex<Vec<Stage>>);
+pub(crate) struct Stages(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    stages: Vec<Stage>,
+    /// Sandboxes on their way that have not taken theirs.
+    expected: usize,
+}
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -39,29 +47,50 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Stages {
     pub(crate) fn expect(&self, agent: &Path) {
-        if lock(&self.0).len() >= MAX_WAITING {
-            return;
+        {
+            let mut waiting = lock(&self.0);
+            waiting.expected = (waiting.expected + 1).min(MAX_WAITING);
+            if waiting.stages.len() >= waiting.expected {
+                return;
+            }
         }
         // What goes wrong here goes wrong again where it can be told.
         let started = start(bare(agent));
-        lock(&self.0).extend(started);
+        lock(&self.0).stages.extend(started);
+    }
+
+    /// For the next sandbox; called when nobody waits for one.
+    pub(crate) fn restock(&self, agent: &Path) {
+        let mut waiting = lock(&self.0);
+        // Sandboxes that were expected and then refused never took theirs.
+        waiting.expected = 0;
+        let ended = |stage: &mut Stage| !matches!(stage.child.try_wait(), Ok(None));
+        waiting.stages.retain_mut(|stage| !ended(stage));
+        if waiting.stages.is_empty() {
+            waiting.stages.extend(start(bare(agent)));
+        }
     }
 
     pub(crate) fn take(&self, agent: &Path) -> io::Result<Stage> {
-        while let Some(mut stage) = lock(&self.0).pop() {
+        loop {
+            let next = {
+                let mut waiting = lock(&self.0);
+                waiting.expected = waiting.expected.saturating_sub(1);
+                waiting.stages.pop()
+            };
+            let Some(mut stage) = next else { return start(bare(agent)) };
             // One that was not needed at its time may have been ended since.
             if matches!(stage.child.try_wait(), Ok(None)) {
                 return Ok(stage);
             }
         }
-        start(bare(agent))
     }
 }
 
 impl Drop for Stages {
     fn drop(&mut self) {
         // Those that were not needed after all: without a description they end by themselves.
-        for Stage { mut child, line } in std::mem::take(&mut *lock(&self.0)) {
+        for Stage { mut child, line } in std::mem::take(&mut lock(&self.0).stages) {
             drop(line);
             let _ = child.wait();
         }
@@ -98,13 +127,23 @@ pub(crate) fn start(mut command: Command) -> io::Result<Stage> {
     }
 }
 
-/// Gives a stage its work and reads its answer.
-pub(crate) fn run(mut stage: Stage, spec: &BoxSpec, listener: Option<&UnixListener>) -> Result<i32, Problem> {
-    let broken = |error: io::Error| Problem::internal(format!("starting {}: {error}", spec.agent.display()));
-    let text = serde_json::to_vec(spec).map_err(|error| broken(error.into()))?;
+/// Gives a stage its work, but for the cgroup: it begins while that is made.
+pub(crate) fn begin(stage: &Stage, spec: &BoxSpec, listener: Option<&UnixListener>) -> Result<(), Problem> {
+    let text = serde_json::to_vec(spec).map_err(|error| broken(&spec.agent, error.into()))?;
     // A stage that has died says why on the other line, or by its exit.
     let _ = work::send(&stage.line, &text, listener);
-    drop(stage.line);
+    Ok(())
+}
+
+fn broken(agent: &Path, error: io::Error) -> Problem {
+    Problem::internal(format!("starting {}: {error}", agent.display()))
+}
+
+/// Gives a stage the rest of its work and reads its answer.
+pub(crate) fn finish(mut stage: Stage, agent: &Path, cgroup: &CgroupSpec) -> Result<i32, Problem> {
+    let broken = |error| broken(agent, error);
+    let text = serde_json::to_vec(cgroup).map_err(|error| broken(error.into()))?;
+    let _ = work::send_rest(stage.line, &text);
     let mut pid = None;
     if let Some(stdout) = stage.child.stdout.take() {
         for line in BufReader::new(stdout).lines() {

@@ -50,6 +50,7 @@ impl World {
             workspace: None,
             resume: false,
             first: None,
+            life: 0,
         }
     }
 

@@ -144,7 +144,7 @@ impl Registry {
                     }
                     _ if dead => {}
                     _ => {
-                        return Err(Problem::new(Code::Conflict, "this very request is still under way")
+                        return Err(Problem::new(Code::InProgress, "this very request is still under way")
                             .hint("try again in a moment with the same key: the answer will be there"));
                     }
                 }
@@ -315,7 +315,7 @@ mod tests {
         let (_place, engine) = engine();
         let first = ticket(begin(&engine, "tok_a", "k", "create x").await);
         let problem = begin(&engine, "tok_a", "k", "create x").await.unwrap_err();
-        assert_eq!(problem.code, Code::Conflict);
+        assert_eq!(problem.code, Code::InProgress);
         assert!(problem.hint.contains("try again"));
         // Another tenant's key is another key.
         let theirs = ticket(begin(&engine, "tok_b", "k", "create y").await);

@@ -307,6 +307,11 @@ pub struct Subscription {
 const TAKEN: usize = 64;
 
 impl Subscription {
+    /// The number after which it goes on: who gives it to [`Hub::subscribe`] misses nothing and hears nothing twice.
+    pub fn since(&self) -> u64 {
+        self.next.saturating_sub(1)
+    }
+
     /// What comes next; waits for it. Can be dropped at any time without losing anything.
     pub async fn next(&mut self) -> Heard {
         loop {

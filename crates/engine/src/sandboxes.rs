@@ -357,6 +357,9 @@ impl Engine {
         });
         made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
+        if before.is_some() {
+            forget_output(&directory);
+        }
         let placed = self.backend.create(&self.request(record, before, first)?)?;
         self.registry.set_placed(&record.id, &placed)?;
         Ok(placed)
@@ -382,6 +385,7 @@ impl Engine {
             workspace: before.map(|placed| placed.workspace),
             resume: false,
             first,
+            life: before.map_or(0, |placed| placed.life + 1),
         })
     }
 
@@ -569,6 +573,15 @@ fn unknown(name: &str) -> Problem {
 /// What the agent wrote before it ended the sandbox by itself.
 fn end_reason(directory: &std::path::Path) -> Option<EndReason> {
     serde_json::from_slice(&std::fs::read(directory.join("spool/ended.json")).ok()?).ok()
+}
+
+/// Takes away what calls of a box that is gone have printed: its agent alone knew what is where in it.
+fn forget_output(directory: &std::path::Path) {
+    for entry in std::fs::read_dir(directory.join("spool")).into_iter().flatten().flatten() {
+        if entry.path().extension().is_some_and(|ending| ending == "out") {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Removes a sandbox's directory, whatever user code has left in it.

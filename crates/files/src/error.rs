@@ -163,9 +163,8 @@ impl From<FileError> for Problem {
             FileError::TooLarge { .. } => Code::TooLarge,
             FileError::NoSpace { .. } => Code::Disk,
             FileError::Permission { .. } => Code::Permission,
-            FileError::NotEmpty { .. }
-            | FileError::InvalidPath { .. }
-            | FileError::InvalidArgument { .. } => Code::InvalidArgument,
+            FileError::NotEmpty { .. } => Code::NotEmpty,
+            FileError::InvalidPath { .. } | FileError::InvalidArgument { .. } => Code::InvalidArgument,
             FileError::Unsupported { .. } => Code::Unsupported,
             FileError::Io { .. } => Code::Internal,
         };

@@ -160,10 +160,9 @@ fn execute(
                 .explain(|| format!("setting the mode of {target}"))?;
             if *user { own(path).explain(|| format!("giving {target} to the user")) } else { Ok(()) }
         }
-        Step::Symlink { target, link } => {
-            let path = parents(root, target)?;
-            symlinkat(link, root, path).explain(|| format!("linking {target}"))
-        }
+        Step::Symlink { target, link } => with_parents(root, target, |path| symlinkat(link, root, path))?
+            .map(drop)
+            .explain(|| format!("linking {target}")),
         Step::File { target, content } => {
             let path = make_target(root, target, false)?;
             let file = openat(root, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
@@ -216,28 +215,39 @@ fn attach<P: rustix::path::Arg>(tree: &OwnedFd, at: BorrowedFd<'_>, path: P) -> 
     move_mount(tree, "", at, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-/// The path relative to the root, with its parents made.
-fn parents<'a>(root: BorrowedFd<'_>, target: &'a str) -> Result<&'a str, MountError> {
+/// Makes `target` with `make`, which is given its path relative to the root; its parents only if they are missing, which
+/// they seldom are.
+fn with_parents<'a>(
+    root: BorrowedFd<'_>,
+    target: &'a str,
+    make: impl Fn(&'a str) -> rustix::io::Result<()>,
+) -> Result<rustix::io::Result<&'a str>, MountError> {
     let path = target.trim_start_matches('/');
+    match make(path) {
+        Err(rustix::io::Errno::NOENT) => {}
+        made => return Ok(made.map(|()| path)),
+    }
     for (end, _) in path.match_indices('/') {
         match mkdirat(root, &path[..end], Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error).explain(|| format!("making the parents of {target}")),
         }
     }
-    Ok(path)
+    Ok(make(path).map(|()| path))
 }
 
 fn make_target<'a>(root: BorrowedFd<'_>, target: &'a str, directory: bool) -> Result<&'a str, MountError> {
-    let path = parents(root, target)?;
-    let made = if directory {
-        mkdirat(root, path, Mode::from_raw_mode(0o755))
-    } else {
-        openat(root, path, OFlags::CREATE | OFlags::CLOEXEC | OFlags::RDONLY, Mode::from_raw_mode(0o644))
-            .map(drop)
-    };
+    let made = with_parents(root, target, |path| {
+        if directory {
+            mkdirat(root, path, Mode::from_raw_mode(0o755))
+        } else {
+            openat(root, path, OFlags::CREATE | OFlags::CLOEXEC | OFlags::RDONLY, Mode::from_raw_mode(0o644))
+                .map(drop)
+        }
+    })?;
     match made {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(path),
+        Ok(path) => Ok(path),
+        Err(rustix::io::Errno::EXIST) => Ok(target.trim_start_matches('/')),
         Err(error) => Err(error).explain(|| format!("making {target}")),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! backend ── spawns ──> stage (host namespaces, one thread)
-//!                         │ joins the cgroup, binds the socket, opens the binds
+//!                         │ binds the socket, opens the binds, joins the cgroup
 //!                         ├─ clone3 ──> child (all namespaces new)
 //!                         │ writes the id maps    │ waits for the maps
 //!                         │ says the child's pid  │ assembles the root, drops capabilities
@@ -39,7 +39,7 @@ use crate::{
     work,
 };
 
-/// Everything a stage needs.
+/// Everything a stage needs but for the [`CgroupSpec`], which follows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BoxSpec {
     /// The sandbox's own directory on the host: `agent.sock` is made there.
@@ -50,7 +50,6 @@ pub struct BoxSpec {
     pub agent: PathBuf,
     pub hostname: String,
     pub isolation: Isolation,
-    pub cgroup: CgroupSpec,
     pub config: AgentConfig,
 }
 
@@ -139,24 +138,14 @@ fn say(report: &Report) {
 
 fn try_run() -> Result<(), Failure> {
     let thread = SingleThread::witness().or_fail("starting the stage")?;
-    let (text, bound) =
-        work::receive(rustix::stdio::stdin()).or_fail("reading the description of the box")?;
-    let mut spec: BoxSpec = serde_json::from_slice(&text)
-        .map_err(io::Error::from)
-        .or_fail("reading the description of the box")?;
+    let reading = "reading the description of the box";
+    let mut work = work::receive(rustix::stdio::stdin()).or_fail(reading)?;
+    let mut spec: BoxSpec = serde_json::from_slice(&work.text).map_err(io::Error::from).or_fail(reading)?;
     // Away from the caller's terminal: its ctrl-C and hang-up are not the box's.
     let _ = setsid();
     std::env::set_current_dir(&spec.directory).or_fail("entering the sandbox's directory")?;
 
-    for tasks in &spec.cgroup.join {
-        fs::write(tasks, "0").or_fail("joining a cgroup")?;
-    }
-    let born_in = match &spec.cgroup.born_in {
-        Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
-        None => None,
-    };
-    let meters = Handover::open(&spec.cgroup)?;
-    let listener = match bound {
+    let listener = match work.listener.take() {
         Some(listener) => UnixListener::from(listener),
         // Relative, so that a deep state directory does not pass the length of a socket's name.
         None => UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?,
@@ -164,6 +153,7 @@ fn try_run() -> Result<(), Failure> {
 
     match spec.isolation.clone() {
         Isolation::Weak => {
+            let (born_in, meters) = join_cgroup(&mut work)?;
             match sys::fork(&thread, 0, born_in.as_ref().map(AsFd::as_fd)).or_fail("starting the agent")? {
                 Forked::Parent { pid, .. } => {
                     say(&Report::Pid(pid));
@@ -190,6 +180,7 @@ fn try_run() -> Result<(), Failure> {
             // the way to any other may be closed to the ids it will have.
             std::env::set_current_dir(&spec.mount_point).or_fail("entering the mount point")?;
             let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
+            let (born_in, meters) = join_cgroup(&mut work)?;
             let (made, said) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
             // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
             // namespaces can only be made below one that both descend from.
@@ -213,6 +204,8 @@ fn try_run() -> Result<(), Failure> {
                     })?;
                     say(&Report::Pid(pid));
                     rustix::io::write(&go, b"g").or_fail("waking the box")?;
+                    // All that is left to do here is to end: the box goes first, where both are on one CPU.
+                    rustix::thread::sched_yield();
                     Ok(())
                 }
                 Forked::Child => {
@@ -237,6 +230,21 @@ fn try_run() -> Result<(), Failure> {
             }
         }
     }
+}
+
+/// Waits for the cgroup and enters it. What a v2 box is born in is opened instead.
+fn join_cgroup(work: &mut work::Received) -> Result<(Option<File>, Handover), Failure> {
+    let reading = "reading the cgroup of the box";
+    let text = work.rest(rustix::stdio::stdin()).or_fail(reading)?;
+    let spec: CgroupSpec = serde_json::from_slice(&text).map_err(io::Error::from).or_fail(reading)?;
+    for tasks in &spec.join {
+        fs::write(tasks, "0").or_fail("joining a cgroup")?;
+    }
+    let born_in = match &spec.born_in {
+        Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
+        None => None,
+    };
+    Ok((born_in, Handover::open(&spec)?))
 }
 
 /// Descriptors that the agent inherits, at fixed numbers.

@@ -1,6 +1,6 @@
 //! User ids inside and outside a box.
 
-use std::{fs, io};
+use std::{fs, io, sync::OnceLock};
 
 use rustix::{
     process::Pid,
@@ -61,6 +61,12 @@ pub const ID_PAIRS: u32 = 200_000_000;
 
 /// Whether this process may hand out user ids of the host: root, and not merely called so inside a container.
 pub fn has_many_ids() -> bool {
+    // Asked several times per box; nobody here changes to another user namespace and then asks.
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(look_for_ids)
+}
+
+fn look_for_ids() -> bool {
     let covers = |line: &str| {
         let mut numbers = line.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) =

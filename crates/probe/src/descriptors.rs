@@ -134,6 +134,7 @@ const EXPECTED: &[&str] = &[
     "LOGNAME",
     "SHELL",
     "LANG",
+    "LC_CTYPE",
     "LANGUAGE",
     "TERM",
     "COLORTERM",

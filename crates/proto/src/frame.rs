@@ -137,10 +137,14 @@ pub struct Decoder {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// More has come at once than a few short lines.
+    busy: bool,
 }
 
 /// What one read asks for: a pipe's worth.
 const READ: usize = 64 << 10;
+/// What the first reads ask for: most connections only ever say a few short lines, and fresh memory is dear.
+const FIRST_READ: usize = 4 << 10;
 
 impl Decoder {
     /// Room for the next read. Grows only to the size of a frame whose header was checked.
@@ -152,7 +156,15 @@ impl Decoder {
                 self.buffer = Vec::new();
             }
         }
-        let want = self.pending_length().map_or(READ, |length| (HEADER + length).max(READ));
+        let pending = self.pending_length();
+        self.busy |= pending.is_some_and(|length| HEADER + length > FIRST_READ);
+        if !self.busy {
+            self.buffer.resize(FIRST_READ, 0);
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            return &mut self.buffer[self.end..];
+        }
+        let want = pending.map_or(READ, |length| (HEADER + length).max(READ));
         if self.buffer.len() < self.start + want || self.buffer.len() - self.end < READ / 2 {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -166,6 +178,7 @@ impl Decoder {
     /// `count` bytes were written to [`Decoder::space`].
     pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.buffer.len());
+        self.busy |= self.end == self.buffer.len();
     }
 
     fn pending_length(&self) -> Option<usize> {

@@ -127,6 +127,9 @@ pub struct AgentConfig {
     /// The language of the call that the sandbox is made for: its interpreter starts with the agent.
     #[serde(default)]
     pub first: Option<Language>,
+    /// How often the sandbox was brought back over its files. Execs are numbered on, so that no id means two.
+    #[serde(default)]
+    pub life: u32,
 }
 
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.

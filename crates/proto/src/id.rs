@@ -108,8 +108,17 @@ impl SessionName {
 }
 
 impl ExecId {
+    /// Room for the execs of one life of a sandbox. One that is brought back begins after the next multiple, since nobody
+    /// knows how many there were before: an agent that is killed writes nothing down.
+    const PER_LIFE: u64 = 1_000_000;
+
     pub fn numbered(number: u64) -> Self {
         Self(format!("ex_{number}"))
+    }
+
+    /// The number of the first exec of a sandbox that has been brought back `life` times.
+    pub fn first_number(life: u32) -> u64 {
+        u64::from(life) * Self::PER_LIFE + 1
     }
 }
 

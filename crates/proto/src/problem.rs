@@ -58,6 +58,8 @@ codes! {
     NotFound = "not_found",
     Exists = "exists",
     NotADirectory = "not_a_directory",
+    /// A directory with something in it, where only an empty one can go.
+    NotEmpty = "not_empty",
     IsADirectory = "is_a_directory",
     NotARegularFile = "not_a_regular_file",
     Permission = "permission",
@@ -77,6 +79,8 @@ codes! {
     RateLimited = "rate_limited",
     /// It contradicts what is there, or what another call is doing.
     Conflict = "conflict",
+    /// This very request came before, under the same idempotency key, and is still under way.
+    InProgress = "in_progress",
     /// The thing is no longer as the caller's condition says.
     PreconditionFailed = "precondition_failed",
     /// Nothing listens on that port of the sandbox.

@@ -198,6 +198,8 @@ export async function* followEvents(
         headers: { accept: "text/event-stream", "last-event-id": lastId },
         signal,
       });
+      // Where it begins, should it break before the first event.
+      if (ids) lastId ??= response.headers.get("last-event-id") ?? undefined;
       if (began && !ids) yield { event: "overflow", id: undefined, data: {} };
       began = true;
       for await (const event of stream(response, signal)) {

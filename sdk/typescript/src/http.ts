@@ -122,7 +122,7 @@ export class Http {
           continue;
         }
         // Asked again while the first request is still under way: its answer will be there.
-        const underWay = keyed && broken !== undefined && failure.code === "conflict";
+        const underWay = keyed && broken !== undefined && failure.code === "in_progress";
         // A daemon that shuts down has not begun; the next one will.
         const leaving = failure instanceof UnavailableError && failure.code === "unavailable" && again;
         if (underWay && Date.now() < (broken ?? 0) + this.resumeMs + (call.takesMs ?? 0)) attempt--;

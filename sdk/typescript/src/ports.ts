@@ -16,10 +16,12 @@ export interface PortRequest extends CallOptions {
 export class Ports {
   readonly #http: Http;
   readonly #path: string;
+  readonly #shares: string;
 
   constructor(http: Http, sandbox: string) {
     this.#http = http;
     this.#path = `/v1/sandboxes/${segment(sandbox)}/ports`;
+    this.#shares = `/v1/sandboxes/${segment(sandbox)}/shares`;
   }
 
   async list(options: CallOptions = {}): Promise<Port[]> {
@@ -73,7 +75,7 @@ export class Ports {
   async share(port: number, options: CallOptions & { expiresSeconds?: number } = {}): Promise<Share> {
     const { signal, ...json } = options;
     const share = await this.#http.json<{ path: string; url: string | null; expiresUnixMs: number }>(
-      "POST", `${this.#path}/${segment(port)}/share`, { json, creates: true, signal },
+      "POST", this.#shares, { json: { port, ...json }, creates: true, signal },
     );
     const { origin } = await this.#http.transport();
     return { ...share, url: share.url ?? (origin === undefined ? undefined : origin + share.path) };

@@ -65,7 +65,7 @@ both("what may not be made twice is not", async (t, start) => {
 both("who asks again while the first request is under way waits for its answer", async (t, start) => {
   const { server, carrel } = await start((request, response, count) => {
     if (count === 1) response.socket.destroy();
-    else if (count < 6) json(response, { code: "conflict", detail: "still under way" }, 409);
+    else if (count < 6) json(response, { code: "in_progress", detail: "still under way" }, 409);
     else json(response, { ...SANDBOX }, 201, { "idempotency-replayed": "true" });
   });
   assert.equal((await carrel.sandbox()).id, "sbx_1");

@@ -62,7 +62,7 @@ struct Gap {
 
 /// Events as they happen.
 #[utoipa::path(get, path = "/v1/events", tag = "events", params(EventsQuery, ("Last-Event-ID" = Option<u64>, Header)),
-    responses((status = 200, description = "events named by their kind, and `gap`", body = ServerSentEvent, content_type = "text/event-stream"), Problems))]
+    responses((status = 200, description = "events named by their kind, and `gap`", headers(("last-event-id" = u64, description = "where the stream begins")), body = ServerSentEvent, content_type = "text/event-stream"), Problems))]
 async fn events(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
@@ -82,7 +82,11 @@ async fn events(
         }
     };
     let mut heard = daemon.engine.events().subscribe(&caller.tenant, since);
-    Ok(sse::stream(daemon.stop.clone(), move |events| async move {
+    let begin = heard.since();
+    let mut response = sse::stream(daemon.stop.clone(), move |events| async move {
+        if events.mark(&begin.to_string()).await.is_err() {
+            return;
+        }
         loop {
             let next = tokio::select! {
                 () = events.closed() => return,
@@ -92,7 +96,10 @@ async fn events(
                 return;
             }
         }
-    }))
+    });
+    // Before any of the stream, for clients that read headers.
+    response.headers_mut().insert("last-event-id", begin.into());
+    Ok(response)
 }
 
 async fn tell(events: &Events, query: &EventsQuery, heard: Heard) -> Result<(), Gone> {

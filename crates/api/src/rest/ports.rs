@@ -44,7 +44,6 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(list))
         .routes(routes!(share_port))
         // Any method: what they take and answer is the sandbox's to say, so the document leaves them out.
-        .route("/v1/sandboxes/{sandbox}/ports/{port}/share", any(pass))
         .route("/v1/sandboxes/{sandbox}/ports/{port}", any(pass))
         .route("/v1/sandboxes/{sandbox}/ports/{port}/", any(pass))
         .route("/v1/sandboxes/{sandbox}/ports/{port}/{*path}", any(pass))
@@ -122,6 +121,8 @@ const DEFAULT_SHARE_S: u64 = 3600;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Share {
+    #[schema(value_type = u16, minimum = 1)]
+    port: std::num::NonZeroU16,
     /// An hour if it is not given.
     #[schema(minimum = 1, maximum = 2_592_000)]
     expires_seconds: Option<u64>,
@@ -137,17 +138,18 @@ struct Shared {
 }
 
 /// A link to a port, good for whoever has it.
-#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/ports/{port}/share", tag = "ports", request_body = Share,
-    params(("sandbox" = String, Path), ("port" = u16, Path, minimum = 1), ("Idempotency-Key" = Option<String>, Header)),
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/shares", tag = "ports", request_body = Share,
+    params(("sandbox" = String, Path), ("Idempotency-Key" = Option<String>, Header)),
     responses((status = 201, body = Shared), Problems))]
 async fn share_port(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
-    PortPath(id, port): PortPath,
+    SandboxPath(id): SandboxPath,
     Once(asked, ticket): Once<Share>,
 ) -> Result<Response, Refusal> {
     caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
+    let port = asked.port.get();
     let seconds = asked.expires_seconds.unwrap_or(DEFAULT_SHARE_S);
     if !(1..=LONGEST_SHARE_S).contains(&seconds) {
         return Err(bad(format!("expires_seconds is between 1 and {LONGEST_SHARE_S}")).into());

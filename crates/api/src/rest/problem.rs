@@ -44,7 +44,7 @@ impl From<Problem> for ProblemDocument {
 #[derive(Debug)]
 pub(crate) struct Refusal {
     problem: Problem,
-    /// Seconds, with 429 and 503.
+    /// Seconds, with 429 and 503 and a request that is under way.
     retry_after: Option<u64>,
 }
 
@@ -80,7 +80,8 @@ impl IntoResponse for Refusal {
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        let hurried = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let hurried = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+            || document.code == Code::InProgress;
         if let Some(seconds) = self.retry_after.or(hurried.then_some(1)) {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
@@ -108,11 +109,13 @@ pub(crate) fn status(code: Code) -> StatusCode {
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
         Code::Conflict
+        | Code::InProgress
         | Code::Exists
         | Code::SessionExists
         | Code::ExecEnded
         | Code::EnvironmentMismatch
         | Code::NotADirectory
+        | Code::NotEmpty
         | Code::IsADirectory
         | Code::NotARegularFile
         | Code::Busy

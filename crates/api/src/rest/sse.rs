@@ -69,6 +69,13 @@ impl Events {
         tokio::time::timeout(PATIENCE, self.write(text.into())).await.map_err(|_| Gone)?
     }
 
+    /// Where the stream begins, for a client that loses it before the first event: an id without data is no event, and is
+    /// remembered as the last one (the standard wants it so).
+    pub(crate) async fn mark(&self, id: &str) -> Result<(), Gone> {
+        let text = format!("id: {id}\n\n");
+        tokio::time::timeout(PATIENCE, self.write(text.into())).await.map_err(|_| Gone)?
+    }
+
     async fn write(&self, bytes: Bytes) -> Result<(), Gone> {
         // Fits, because of the constant.
         let size = u32::try_from(bytes.len().min(AHEAD_BYTES)).unwrap_or(u32::MAX);

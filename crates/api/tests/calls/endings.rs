@@ -117,3 +117,18 @@ async fn a_command_that_is_not_there_says_so() {
     let exec = started.is(StatusCode::CREATED)["exec"].as_str().unwrap().to_owned();
     assert_eq!(sandbox.outcome(&exec).await["problem"]["code"], "command_not_found");
 }
+
+#[tokio::test]
+async fn an_id_of_a_call_means_no_other_call_after_the_sandbox_was_brought_back() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    let before = sandbox.run("bash", "echo before").await["exec"].clone();
+    let close = format!("/v1/sandboxes/{}?delete_workspace=false", sandbox.id());
+    for life in 1..3 {
+        world.call("DELETE", &close, None).await.done();
+        let after = sandbox.run("bash", "echo after").await["exec"].clone();
+        assert_eq!((before.as_str(), after), (Some("ex_1"), json!(format!("ex_{life}000001"))));
+        sandbox.get("execs/ex_1/output").await.refused(404, "exec_not_found");
+        assert_eq!(sandbox.get("execs").await.ok()["items"].as_array().unwrap().len(), 1);
+    }
+}

@@ -128,6 +128,29 @@ async fn the_same_key_twice_is_one_call() {
 }
 
 #[tokio::test]
+async fn a_request_that_is_sent_again_while_it_is_under_way_is_told_to_come_back() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    let (run, key) = (sandbox.at("run"), [("idempotency-key", "one")]);
+    let code =
+        "import os, time\nopen('begun', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)\n'done'";
+    let body = json!({"code": code, "environment": "python"});
+    let second = async {
+        let begun =
+            || async { (sandbox.get("files/stat?path=begun").await.status == StatusCode::OK).then_some(()) };
+        until("the first run", begun).await;
+        let again = world.call_with("POST", &run, Some(body.clone()), &key).await;
+        assert!(again.retry_after);
+        again.refused(409, "in_progress");
+        sandbox.run("bash", "touch go").await;
+    };
+    let (first, ()) = tokio::join!(world.call_with("POST", &run, Some(body.clone()), &key), second);
+    let again = world.call_with("POST", &run, Some(body.clone()), &key).await;
+    assert!(!first.replayed && again.replayed);
+    assert_eq!(first.bytes, again.bytes);
+}
+
+#[tokio::test]
 async fn a_sandbox_of_one_run_is_gone_afterwards() {
     let world = World::new();
     let ran = world.post("/v1/run", json!({"code": "6*7", "environment": "python"})).await.ok();

@@ -75,3 +75,23 @@ async fn what_no_session_can_be_is_refused() {
     }
     sandbox.get("sessions/..").await.refused(404, "session_not_found");
 }
+
+#[tokio::test]
+async fn a_session_starts_in_a_directory_that_is_there_or_not_at_all() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    sandbox.run("bash", "mkdir -p build/deep; echo > file").await;
+    let made = sandbox.post("sessions", json!({"name": "relative", "cwd": "build/deep/"})).await;
+    assert_eq!(made.is(StatusCode::CREATED)["cwd"], "/workspace/build/deep");
+    let body = json!({"code": "pwd", "session": "relative", "environment": "bash"});
+    assert_eq!(sandbox.post("run", body).await.ok()["stdout"], "/workspace/build/deep\n");
+    let body = json!({"argv": ["pwd"], "session": "relative", "cwd": ".."});
+    assert_eq!(sandbox.post("execs", body).await.ok()["stdout"], "/workspace/build\n");
+    let missing = sandbox.post("sessions", json!({"name": "s", "cwd": "nowhere"})).await;
+    let problem = missing.refused(400, "invalid_argument");
+    assert!(problem["detail"].as_str().unwrap().contains("`nowhere`"), "{problem}");
+    assert!(problem["hint"].as_str().unwrap().contains("/workspace"), "{problem}");
+    sandbox.post("sessions", json!({"name": "s", "cwd": "file"})).await.refused(409, "not_a_directory");
+    sandbox.get("sessions/s").await.refused(404, "session_not_found");
+    sandbox.post("sessions", json!({"name": "s", "cwd": "/"})).await.is(StatusCode::CREATED);
+}

@@ -206,9 +206,10 @@ impl Reply {
     pub(crate) async fn answer(mut self) -> Answer {
         let status = self.response.status();
         let replayed = self.response.headers().contains_key("idempotency-replayed");
+        let retry_after = self.response.headers().contains_key("retry-after");
         let body = self.response.body_mut();
         let bytes = in_time("a body", body.collect()).await.unwrap().to_bytes();
-        Answer { status, bytes, replayed }
+        Answer { status, bytes, replayed, retry_after }
     }
 
     /// The answer is a stream of events.
@@ -228,9 +229,10 @@ impl Reply {
 
 #[derive(Debug)]
 pub(crate) struct Answer {
-    status: StatusCode,
+    pub(crate) status: StatusCode,
     pub(crate) bytes: Bytes,
     pub(crate) replayed: bool,
+    pub(crate) retry_after: bool,
 }
 
 impl Answer {

@@ -50,7 +50,7 @@ async fn files_are_made_listed_moved_searched_changed_and_deleted() {
     assert_eq!((&replaced["count"], &replaced["files"][0]["path"]), (&json!(1), &json!("src/a.txt")));
     assert_eq!(sandbox.get("/content?path=src/a.txt").await.is(200).body, "one 2\nthree\n");
 
-    sandbox.send("DELETE", "?path=src", &[], "").await.refused(400, "invalid_argument");
+    sandbox.send("DELETE", "?path=src", &[], "").await.refused(409, "not_empty");
     let deleted = sandbox.send("DELETE", "?path=src&recursive=true", &[], "").await.is(200).json();
     assert_eq!(deleted["removed"], 5);
     sandbox.get("/stat?path=src").await.refused(404, "not_found");

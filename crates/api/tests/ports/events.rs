@@ -103,3 +103,20 @@ async fn listening_needs_to_be_asked_for_properly() {
     let refused = world.ask(axum::http::Method::GET, "/v1/events", Some(&admin), Body::empty()).await;
     refused.is_problem(403, "forbidden");
 }
+
+#[tokio::test]
+async fn a_stream_that_broke_before_its_first_event_is_taken_up_all_the_same() {
+    let world = World::new().await;
+    world.sandbox(None).await;
+    let request = Request::get("/v1/events").header("host", "localhost").body(Body::empty()).unwrap();
+    let response = world.send(request).await;
+    let begin: u64 = response.headers()["last-event-id"].to_str().unwrap().parse().unwrap();
+    let mut body = response.into_body();
+    assert_eq!(until(&mut body, "\n\n").await, format!("id: {begin}\n\n"));
+    drop(body);
+    let missed = world.sandbox(None).await;
+    let mut again = listen(&world, "", None, Some(begin)).await;
+    let heard = heard(&mut again, "session.created").await;
+    assert_eq!((heard.len(), heard[0].1), (1, begin + 1));
+    assert_eq!(heard[0].2["sandbox"], missed.as_str());
+}

@@ -7,6 +7,7 @@ use axum::{
     http::{Method, StatusCode},
 };
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::world::World;
 
@@ -67,12 +68,9 @@ async fn what_is_not_there_is_a_problem_too() {
     assert_eq!(document.header("content-type"), Some("application/json"));
     let document = document.json();
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
-    for path in [
-        "/v1/events",
-        "/v1/tokens/{token}",
-        "/v1/scopes/{scope}/{owner}",
-        "/v1/sandboxes/{sandbox}/ports/{port}/share",
-    ] {
+    for path in
+        ["/v1/events", "/v1/tokens/{token}", "/v1/scopes/{scope}/{owner}", "/v1/sandboxes/{sandbox}/shares"]
+    {
         assert!(document["paths"][path].is_object(), "{path}");
     }
     world.stop().await;
@@ -180,4 +178,20 @@ async fn environments_say_whether_they_are_here() {
     let next = first["next"].as_str().unwrap();
     let second = world.get(&format!("/v1/environments?limit=1&after={next}")).await.json();
     assert_ne!(first["items"][0]["name"], second["items"][0]["name"]);
+}
+
+#[tokio::test]
+async fn a_daemon_that_shuts_down_is_not_ready() {
+    let mut world = World::new().await;
+    // A request that is on its way when the daemon is told to stop; the ones before it on other lines have been heard by then.
+    let mut early = world.stream().await;
+    early.write_all(b"GET /ready HTTP/1.1\r\nhost: localhost\r\n").await.unwrap();
+    assert_eq!(world.get("/ready").await.status, StatusCode::OK);
+    world.daemon.stop();
+    early.write_all(b"\r\n").await.unwrap();
+    let mut answer = String::new();
+    early.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1\r\n"), "{answer}");
+    assert!(answer.contains(r#""code":"unavailable""#), "{answer}");
+    world.stop().await;
 }

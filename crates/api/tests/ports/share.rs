@@ -31,14 +31,18 @@ async fn whoever_has_the_link_reaches_the_port_and_nothing_else() {
     let token = world.token(json!({ "name": "a" })).await;
     let sandbox = world.sandbox(Some(&token)).await;
     let port = world.server(&sandbox, Some(&token)).await;
-    let made =
-        world.post(&format!("/v1/sandboxes/{sandbox}/ports/{port}/share"), Some(&token), json!({})).await;
+    let share = format!("/v1/sandboxes/{sandbox}/shares");
+    let made = world.post(&share, Some(&token), json!({ "port": port })).await;
     assert_eq!(made.status, StatusCode::CREATED);
     let made = made.json();
     let path = made["path"].as_str().unwrap();
     assert_eq!(made["url"], format!("https://carrel.example{path}"));
     let expires = made["expires_unix_ms"].as_u64().unwrap();
     assert_eq!(signed(&world, &sandbox, port, expires), path);
+
+    // A server's own address of that name is the server's.
+    let own = format!("/v1/sandboxes/{sandbox}/ports/{port}/share");
+    assert_eq!(world.post(&own, Some(&token), json!({})).await.json()["path"], "/share");
 
     let reply = world.get(&format!("{path}a/b?c=d")).await;
     assert_eq!(reply.json()["path"], "/a/b?c=d");
@@ -81,13 +85,18 @@ async fn links_that_are_over_changed_or_foreign_are_all_the_same() {
     let world = World::new().await;
     let sandbox = world.sandbox(None).await;
     let port = world.server(&sandbox, None).await;
-    let share = format!("/v1/sandboxes/{sandbox}/ports/{port}/share");
-    for wrong in
-        [json!({ "expires_seconds": 0 }), json!({ "expires_seconds": 2_592_001 }), json!({ "expires": 1 })]
-    {
+    let share = format!("/v1/sandboxes/{sandbox}/shares");
+    for wrong in [
+        json!({}),
+        json!({ "port": 0 }),
+        json!({ "port": 65_536 }),
+        json!({ "port": port, "expires_seconds": 0 }),
+        json!({ "port": port, "expires_seconds": 2_592_001 }),
+        json!({ "port": port, "expires": 1 }),
+    ] {
         world.post(&share, None, wrong).await.is_problem(400, "invalid_argument");
     }
-    let made = world.post(&share, None, json!({ "expires_seconds": 2_592_000 })).await.json();
+    let made = world.post(&share, None, json!({ "port": port, "expires_seconds": 2_592_000 })).await.json();
     let path = made["path"].as_str().unwrap().to_owned();
     let expires = made["expires_unix_ms"].as_u64().unwrap();
     assert_eq!(world.get(&path).await.status, StatusCode::OK);
@@ -95,7 +104,8 @@ async fn links_that_are_over_changed_or_foreign_are_all_the_same() {
     let over = signed(&world, &sandbox, port, expires - 2_592_000_001);
     let unknown = signed(&world, "sbx_aaaaaaaaaaaaaaaa", port, expires);
     let other = World::new().await;
-    other.post(&format!("/v1/sandboxes/{}/ports/1/share", other.sandbox(None).await), None, json!({})).await;
+    let elsewhere = format!("/v1/sandboxes/{}/shares", other.sandbox(None).await);
+    other.post(&elsewhere, None, json!({ "port": 1 })).await;
     let foreign = signed(&other, &sandbox, port, expires);
     let mut answers = Vec::new();
     for wrong in
@@ -120,8 +130,9 @@ async fn the_same_request_gets_the_same_link() {
     let world = World::new().await;
     let sandbox = world.sandbox(None).await;
     let request = || {
-        let request = Request::post(format!("/v1/sandboxes/{sandbox}/ports/80/share"));
-        request.header("host", "localhost").header("idempotency-key", "once").body(Body::from("{}")).unwrap()
+        let request = Request::post(format!("/v1/sandboxes/{sandbox}/shares"));
+        let request = request.header("host", "localhost").header("idempotency-key", "once");
+        request.body(Body::from(r#"{"port": 80}"#)).unwrap()
     };
     let first = Reply::of(world.send(request()).await).await;
     let again = Reply::of(world.send(request()).await).await;

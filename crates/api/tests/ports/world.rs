@@ -72,9 +72,14 @@ impl World {
         in_time("stopping", self.serving.take().unwrap()).await.unwrap().unwrap();
     }
 
+    /// A connection, and what goes over it is the test's.
+    pub(crate) async fn stream(&self) -> UnixStream {
+        UnixStream::connect(&self.socket).await.unwrap()
+    }
+
     /// One request on a connection of its own; the answer's body is still to come.
     pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
-        let stream = UnixStream::connect(&self.socket).await.unwrap();
+        let stream = self.stream().await;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection.with_upgrades());

@@ -60,7 +60,7 @@ fn what_is_anothers_is_not_there() {
         ("GET", "/files/tree?path=.", ""),
         ("GET", "/ports", ""),
         ("GET", "/ports/80/", ""),
-        ("POST", "/ports/80/share", "{}"),
+        ("POST", "/shares", r#"{"port": 80}"#),
     ] {
         let mut answers = Vec::new();
         for target in [id, never] {

@@ -59,6 +59,11 @@ class Follow:
         self.ended = False
         self.last_id: Optional[str] = None
 
+    def began(self, at: Optional[str]) -> None:
+        """The daemon answers, from there on: what a stream that breaks before its first event is taken up with."""
+        if self.last_id is None:
+            self.last_id = at
+
     def take(self, message: Message) -> bool:
         """Whether the message is new to the caller."""
         if message.id is not None:

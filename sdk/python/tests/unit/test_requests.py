@@ -108,7 +108,7 @@ def test_retries_end() -> None:
 
 def test_a_first_request_that_is_still_under_way_is_waited_for() -> None:
     def answer(request: httpx.Request, number: int) -> Answer:
-        busy = {"code": "conflict", "detail": "this very request is still under way"}
+        busy = {"code": "in_progress", "detail": "this very request is still under way"}
         between: List[Answer] = [httpx.ReadError("cut"), httpx.Response(409, json=busy), httpx.Response(409, json=busy)]
         return between[number - 1] if number <= 3 else httpx.Response(201, json=SANDBOX)
 

@@ -212,6 +212,19 @@ def test_events_are_taken_up() -> None:
     assert found == list(range(1, 21))
 
 
+def test_events_are_taken_up_also_before_the_first() -> None:
+    def answer(request: httpx.Request, number: int) -> Answer:
+        if number == 1:
+            return httpx.Response(200, headers={"content-type": "text/event-stream", "last-event-id": "7"}, content=b"id: 7\n\n")
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=events(request))
+
+    daemon = Daemon(answer)
+    with carrel.Carrel("http://localhost:1", transport=daemon) as client:
+        assert next(iter(client.events(kind="run."))).data["n"] == 8
+    assert "last-event-id" not in daemon.asked[0].headers
+    assert daemon.asked[1].headers["last-event-id"] == "7"
+
+
 def test_a_watch_that_was_taken_up_says_that_it_may_have_missed_some() -> None:
     body = event("ready", {}) + event("change", {"path": "a", "kind": "created"})
     daemon = Daemon(lambda request, number: broken(body + b" ", len(body)))

@@ -77,12 +77,7 @@ class AsyncHttp:
                 return response
             refusal = errors.from_response(response.status_code, response.headers, response.content)
             # The first one, whose answer was lost, is still being done; this one will be given its answer.
-            if not (
-                attempt
-                and KEY in request.headers
-                and type(refusal) is errors.Conflict
-                and "under way" in refusal.message
-            ):
+            if not (attempt and KEY in request.headers and refusal.code == "in_progress"):
                 raise refusal
             await sleep(patience.pause(refusal, refusal.retry_after))
 
@@ -129,6 +124,7 @@ class AsyncHttp:
             try:
                 async with self.stream(followed.request) as response:
                     connected = True
+                    followed.began(response.headers.get("last-event-id"))
                     parser = Parser()
                     async for piece in response.aiter_bytes():
                         # Read on by one piece after the end: mostly that is the end of the answer, and the connection can be

@@ -24,6 +24,7 @@ class AsyncPorts:
     def __init__(self, http: AsyncHttp, sandbox: str) -> None:
         self._http = http
         self._path = sandbox_path(sandbox, "ports")
+        self._shares = sandbox_path(sandbox, "shares")
 
     async def list(self) -> List[Port]:
         """What listens in the sandbox."""
@@ -73,8 +74,8 @@ class AsyncPorts:
 
     async def share(self, port: int, expires: float = 3600.0) -> Share:
         """A link that reaches this port and nothing else, for so many seconds or until the sandbox is closed."""
-        body = present(expires_seconds=expires)
-        value = await self._http.json(create(f"{self._path}/{_number(port)}/share", body))
+        body = present(port=_number(port), expires_seconds=expires)
+        value = await self._http.json(create(self._shares, body))
         place = self._http.place
         url = value.get("url") or (None if place.socket is not None else place.base_url + str(value["path"]))
         return Share(str(value["path"]), url, int(value["expires_unix_ms"]))

@@ -78,12 +78,7 @@ class Http:
                 return response
             refusal = errors.from_response(response.status_code, response.headers, response.content)
             # The first one, whose answer was lost, is still being done; this one will be given its answer.
-            if not (
-                attempt
-                and KEY in request.headers
-                and type(refusal) is errors.Conflict
-                and "under way" in refusal.message
-            ):
+            if not (attempt and KEY in request.headers and refusal.code == "in_progress"):
                 raise refusal
             sleep(patience.pause(refusal, refusal.retry_after))
 
@@ -130,6 +125,7 @@ class Http:
             try:
                 with self.stream(followed.request) as response:
                     connected = True
+                    followed.began(response.headers.get("last-event-id"))
                     parser = Parser()
                     for piece in response.iter_bytes():
                         # Read on by one piece after the end: mostly that is the end of the answer, and the connection can be
