@@ -10,18 +10,22 @@
 
 #![forbid(unsafe_code)]
 
+mod brief;
 mod calls;
+mod changes;
 mod connection;
 mod disk;
 mod drivers;
 mod execs;
 mod input;
 mod interpreter;
+mod listeners;
 mod meters;
 mod output;
 mod poll;
 mod ports;
 mod process;
+mod receipt;
 mod requests;
 mod runner;
 mod runs;

@@ -33,7 +33,7 @@ impl Agent {
         let greeted = self.connections.get(&caller).is_some_and(|connection| connection.greeted);
         // Whoever only looks does not keep a sandbox awake.
         let idle = self.last_activity.elapsed();
-        if !matches!(request, Request::Hello { .. } | Request::Usage) {
+        if !matches!(request, Request::Hello { .. } | Request::Usage | Request::Brief { .. }) {
             self.last_activity = Instant::now();
         }
         let answer = match request {
@@ -72,6 +72,7 @@ impl Agent {
                 self.set_env(&session, set, unset).map(|()| Some(Event::Done))
             }
             Request::Usage => Ok(Some(Event::Usage(self.usage(idle)))),
+            Request::Brief { session } => self.brief(caller, tag, &session),
             Request::Ports => self.ports().map(|ports| Some(Event::Ports { ports })),
             Request::Dial { port } => self.dial(caller, tag, port).map(|()| None),
             Request::Configure { limits, idle_timeout_s, max_lifetime_s } => {

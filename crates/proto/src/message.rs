@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    brief::Brief,
     files::{Content, FileReply, FileRequest},
     guest::{Interpreter, Language},
     id::{ExecId, SessionName},
@@ -89,6 +90,10 @@ pub enum Request {
     },
     Status,
     Usage,
+    /// Where a session stands. Looking changes nothing, and does not keep a sandbox awake.
+    Brief {
+        session: SessionName,
+    },
     /// What listens in the sandbox.
     Ports,
     /// A TCP connection to a port of the sandbox. `Dialed` carries its socket beside the frame's first byte (`SCM_RIGHTS`);
@@ -186,6 +191,7 @@ pub enum Event {
     },
     Status(Status),
     Usage(Usage),
+    Brief(Box<Brief>),
     Ports {
         ports: Vec<PortInfo>,
     },
