@@ -16,6 +16,7 @@ use carrel_proto::{
         Brief, Environment, Failure, InterpreterBrief, InterpreterState, Job, Left, MAX_ERRORS, MAX_LINE,
         MAX_VARIABLES, MAX_WORD, Variable, clip,
     },
+    guest::Language,
     id::{ExecId, SessionName},
     message::{Event, What},
     outcome::{Outcome, ProcessInfo},
@@ -35,6 +36,8 @@ use crate::{
 
 /// A driver needs a few milliseconds, unless something keeps it from running at all.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// A shell with more memory than this may have so many variables that bash would take seconds to list them.
+const BIG_SHELL: u64 = 8 << 20;
 /// Names of one list.
 const MOST: usize = 20;
 /// Variables that interpreters and shells set for themselves.
@@ -59,6 +62,7 @@ pub(crate) struct Inquiry {
 struct Told {
     variables: Vec<Variable>,
     total: u64,
+    partial: bool,
     /// Environment variables that are not as they were given.
     set: Vec<String>,
     unset: Vec<String>,
@@ -145,9 +149,16 @@ impl Agent {
             cwd: cwd.map(|path| clip(&path.to_string_lossy(), MAX_LINE)),
             variables: Vec::new(),
             variables_total: 0,
+            partial: false,
         };
-        let ask = state == InterpreterState::Silent && interpreter.mute.is_none();
-        Some((part, ask && self.ask_driver(id)))
+        if state != InterpreterState::Silent || interpreter.mute.is_some() {
+            return Some((part, false));
+        }
+        if interpreter.language == Language::Bash && main.is_some_and(|pid| process::sum(&[pid]).0 > BIG_SHELL) {
+            return Some((InterpreterBrief { state: InterpreterState::Idle, partial: true, ..part }, false));
+        }
+        let asked = self.ask_driver(id);
+        Some((part, asked))
     }
 
     /// Asks, unless an earlier question is still open: its answer serves both.
@@ -272,6 +283,7 @@ impl Inquiry {
         let Some(interpreter) = self.brief.interpreters.get_mut(part) else { return };
         interpreter.state = InterpreterState::Idle;
         interpreter.variables_total = told.total;
+        interpreter.partial = told.partial;
         interpreter.variables = told
             .variables
             .iter()

@@ -77,6 +77,10 @@ pub struct InterpreterBrief {
     /// The most telling first: data before functions and modules, newest first.
     pub variables: Vec<Variable>,
     pub variables_total: u64,
+    /// There are more than were counted: counting them would take too long.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub partial: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -352,6 +356,9 @@ impl InterpreterBrief {
             let _ = write!(head, " in {cwd}");
         }
         let words: Vec<String> = self.variables.iter().map(Variable::text).collect();
+        if self.partial {
+            head.push_str(", of its many variables");
+        }
         if !words.is_empty() {
             head.push(':');
         }
@@ -482,6 +489,7 @@ mod tests {
             cwd: Some("/workspace".into()),
             variables,
             variables_total: total,
+            partial: false,
         }
     }
 
