@@ -154,7 +154,9 @@ impl Agent {
         if state != InterpreterState::Silent || interpreter.mute.is_some() {
             return Some((part, false));
         }
-        if interpreter.language == Language::Bash && main.is_some_and(|pid| process::sum(&[pid]).0 > BIG_SHELL) {
+        if interpreter.language == Language::Bash
+            && main.is_some_and(|pid| process::sum(&[pid]).0 > BIG_SHELL)
+        {
             return Some((InterpreterBrief { state: InterpreterState::Idle, partial: true, ..part }, false));
         }
         let asked = self.ask_driver(id);
