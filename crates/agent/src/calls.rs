@@ -386,7 +386,7 @@ impl Agent {
             session_state,
             exception: None,
             problem: problem.map(|problem| problem.state(session_state)),
-            receipt: Receipt::default(),
+            receipt: Box::default(),
         };
         let mut result = match ending {
             Ending::Refused(problem) => {
@@ -458,7 +458,7 @@ impl Agent {
                 result
             }
         };
-        result.receipt = receipt;
+        *result.receipt = receipt;
         result
     }
 

@@ -193,7 +193,7 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub problem: Option<Problem>,
-    pub receipt: Receipt,
+    pub receipt: Box<Receipt>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
