@@ -59,7 +59,9 @@ class Receipt:
     @staticmethod
     def parse(value: Optional[Json]) -> Receipt:
         value = value or {}
-        figures = {name: int(value.get(name) or 0) for name, it in Receipt.__dataclass_fields__.items() if it.type == "int"}
+        figures = {
+            name: int(value.get(name) or 0) for name, it in Receipt.__dataclass_fields__.items() if it.type == "int"
+        }
         return Receipt(
             **figures,
             cause=value.get("cause"),

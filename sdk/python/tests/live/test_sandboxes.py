@@ -71,10 +71,12 @@ def test_update_wake_metrics_close_and_return(client: carrel.Carrel) -> None:
     assert sandbox.wake().state == "running"
     assert sandbox.files.read("kept") == b"x"
     ran = sandbox.run("told = [1, 2]; open('told.txt', 'w').close()")
-    assert ran.receipt.files.added == ["told.txt"] and ran.receipt.files.complete
+    assert ran.receipt.files.added == ["told.txt"]
+    assert ran.receipt.files.complete
     assert (ran.receipt.cause, ran.receipt.exit_code) == ("exit", 0)
     brief = sandbox.brief()
-    assert "told list[2]" in str(brief) and len(brief.text) <= 1024
+    assert "told list[2]" in str(brief)
+    assert len(brief.text) <= 1024
     assert brief.data["interpreters"][0]["variables"][0]["name"] == "told"
     metrics = sandbox.metrics()
     assert metrics.disk_limit
