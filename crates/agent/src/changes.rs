@@ -326,13 +326,7 @@ fn workspace(path: &str) -> Result<OwnedFd, Errno> {
 fn below(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { &b"."[..] } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    openat2(root, OsStr::from_bytes(path), DIRECTORY | OFlags::NOATIME, Mode::empty(), resolve).or_else(
-        |error| match error {
-            // Only an owner may ask for that.
-            Errno::PERM => openat2(root, OsStr::from_bytes(path), DIRECTORY, Mode::empty(), resolve),
-            error => Err(error),
-        },
-    )
+    openat2(root, OsStr::from_bytes(path), DIRECTORY, Mode::empty(), resolve)
 }
 
 /// A name as a receipt has it: printable, and of a bounded length.
