@@ -225,8 +225,13 @@ impl Changes {
         let mut there = 0;
         let root = workspace(&self.path);
         while let Some(directory) = todo.pop() {
+            let held;
             let opened = match &root {
-                Ok(root) => below(root, &directory),
+                Ok(root) if directory.is_empty() => Ok(root),
+                Ok(root) => {
+                    held = below(root, &directory);
+                    held.as_ref().map_err(|error| *error)
+                }
                 Err(error) => Err(*error),
             };
             let opened = match opened {
@@ -235,10 +240,10 @@ impl Changes {
                 // Gone since its name was read, or not ours to read.
                 Err(_) => continue,
             };
-            let time = statx(&opened, c"", AtFlags::EMPTY_PATH, StatxFlags::MTIME)
+            let time = statx(opened, c"", AtFlags::EMPTY_PATH, StatxFlags::MTIME)
                 .map_or(0, |stat| stamp(stat.stx_mtime));
             directories.push((directory.clone(), if time < racy { time } else { 0 }));
-            let mut names = RawDir::new(&opened, &mut buffer);
+            let mut names = RawDir::new(opened, &mut buffer);
             while let Some(Ok(name)) = names.next() {
                 let bytes = name.file_name().to_bytes();
                 if matches!(bytes, b"." | b"..") {
@@ -252,7 +257,7 @@ impl Changes {
                     return Err(Stop::Long);
                 }
                 let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE | StatxFlags::CTIME;
-                let Ok(stat) = statx(&opened, name.file_name(), AtFlags::SYMLINK_NOFOLLOW, wanted) else {
+                let Ok(stat) = statx(opened, name.file_name(), AtFlags::SYMLINK_NOFOLLOW, wanted) else {
                     continue;
                 };
                 path.clear();

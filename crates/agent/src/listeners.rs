@@ -23,28 +23,26 @@ const LISTEN: u32 = 1 << 10;
 /// `struct nlmsghdr`, and that with a `struct inet_diag_req_v2`.
 const HEADER: usize = 16;
 const REQUEST: usize = HEADER + 56;
-/// So much is answered at once.
-const ANSWER: usize = 32 << 10;
+/// The kernel answers in pieces of a page, or of this where pages are larger. On the stack: fresh memory is dear.
+const ANSWER: usize = 8 << 10;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::INET, AddressFamily::INET6];
 
 /// `Err`: this kernel does not answer such questions.
 pub(crate) fn listening(most: usize) -> Result<Vec<PortInfo>, Errno> {
     let mut ports = Vec::new();
-    let mut answer = Vec::new();
+    let mut answer = [0; ANSWER];
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))?;
     for family in FAMILIES {
-        let socket = socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            Some(netlink::SOCK_DIAG),
-        )?;
         send(&socket, &question(family), SendFlags::empty())?;
-        answer.resize(ANSWER, 0);
         // The kernel has the answer ready when it has taken the question: nothing is waited for.
         loop {
-            let (count, _) = recv(&socket, answer.as_mut_slice(), RecvFlags::empty())?;
-            if !read(&answer[..count], &mut ports)? || ports.len() >= most {
+            let (count, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
+            if !read(&answer[..count], &mut ports)? {
                 break;
+            }
+            if ports.len() >= most {
+                return Ok(ports);
             }
         }
     }

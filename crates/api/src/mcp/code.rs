@@ -146,7 +146,6 @@ struct ExecWaitArguments {
 #[serde(deny_unknown_fields)]
 struct BriefArguments {
     sandbox_id: SandboxId,
-    session: Option<SessionName>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -317,9 +316,9 @@ impl Desk<'_> {
     }
 
     async fn brief(&self, arguments: Option<JsonObject>) -> Result<Answer, Problem> {
-        let BriefArguments { sandbox_id, session } = parse(arguments)?;
+        let BriefArguments { sandbox_id } = parse(arguments)?;
         let (engine, record) = self.sandbox(&sandbox_id).await?;
-        let brief = engine.brief(&record, &session.unwrap_or_else(SessionName::main)).await?;
+        let brief = engine.brief(&record, &SessionName::main()).await?;
         Ok(Answer::new(json!({"brief": brief.text()})))
     }
 

@@ -213,9 +213,9 @@ fn code_tools(structured: bool) -> Vec<Tool> {
         (
             tool(
                 "sandbox_brief",
-                "Where a session stands: variables, jobs, files, errors.",
+                "Summary of variables, jobs, files, errors.",
                 Effect::Reads,
-                json!({"sandbox_id": text(), "session": text()}),
+                json!({"sandbox_id": text()}),
                 &["sandbox_id"],
             ),
             json!({"brief": text()}),

@@ -409,7 +409,7 @@ fn a_receipt_costs_no_token_and_a_brief_is_a_resource() {
     let id = brief["uri"].as_str().unwrap().split('/').nth(3).unwrap().to_owned();
     let told = client.call("sandbox_brief", json!({"sandbox_id": id}));
     assert!(told["structuredContent"]["brief"].as_str().unwrap().contains("told list[1]"), "{told}");
-    let none = client.call("sandbox_brief", json!({"sandbox_id": id, "session": "none"}));
-    assert_eq!(none["isError"], true);
+    let none = client.ask("resources/read", json!({"uri": format!("carrel://sandboxes/{id}/brief/none")}));
+    assert!(none["error"].is_object(), "{none}");
     client.leave();
 }
