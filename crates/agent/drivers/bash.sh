@@ -235,6 +235,60 @@ __carrel_env() {
   return 0
 } 2>/dev/null
 
+# What this shell holds: its variables, and which of the environment's (`NAME=value`, ended by NULs) are not as they were
+# given. Between calls. No fork: it could wait for room, and its end would be heard by a trap. What has no value of its own
+# (RANDOM, SECONDS) is not looked at, because looking changes it. Functions cannot be listed without a fork.
+__carrel_brief() {
+  \builtin local __carrel_n __carrel_v __carrel_t __carrel_rows= __carrel_set= __carrel_unset= __carrel_partial=false
+  \builtin local -i __carrel_told=0 __carrel_total=0 __carrel_seen=0
+  \builtin local -a __carrel_names __carrel_given
+  \builtin local -A __carrel_known
+  \builtin mapfile -d '' -t __carrel_given <"$2"
+  for __carrel_n in "${__carrel_given[@]}"; do
+    __carrel_v=${__carrel_n#*=} __carrel_n=${__carrel_n%%=*}
+    __carrel_known[$__carrel_n]=1
+    if [[ ! -v $__carrel_n ]]; then
+      __carrel_unset+=",\"$__carrel_n\""
+    elif [[ ${!__carrel_n} != "$__carrel_v" ]]; then
+      __carrel_set+=",\"$__carrel_n\""
+    fi
+  done
+  # bash takes quadratic time to list names: 0.1 s for 5000 of them, each time. It is stopped early where there are so many.
+  __carrel_v=${EPOCHREALTIME-}
+  for __carrel_n in a b c d e f g h i j k l m n o p q r s t u v w x y z A B C D E F G H I J K L M N O P Q R S T U V W X Y Z _; do
+    \builtin eval "__carrel_names+=(\"\${!$__carrel_n@}\")"
+    __carrel_t=${EPOCHREALTIME-}
+    if ((${__carrel_t//[^0-9]/} + 0 - (${__carrel_v//[^0-9]/} + 0) > 150000)); then __carrel_partial=true; break; fi
+  done
+  for __carrel_n in "${__carrel_names[@]}"; do
+    # More names than anyone reads: the rest is counted.
+    if ((__carrel_seen++ == 5000)); then __carrel_total+=${#__carrel_names[@]}-5000; break; fi
+    case $__carrel_n in
+      __carrel* | BASH | BASHOPTS | BASHPID | BASH_* | COMP_* | DIRSTACK | EPOCHREALTIME | EPOCHSECONDS | EUID | FUNCNAME | GROUPS | HISTCMD | HOSTNAME | HOSTTYPE | IFS | LINENO | MACHTYPE | OLDPWD | OPTERR | OPTIND | OSTYPE | PIPESTATUS | PPID | PS4 | PWD | RANDOM | SECONDS | SHELL | SHELLOPTS | SHLVL | SRANDOM | TERM | UID | _) continue ;;
+    esac
+    if [[ ${__carrel_known[$__carrel_n]-} ]]; then continue; fi
+    if [[ -R $__carrel_n ]]; then __carrel_t=R; else __carrel_t=${!__carrel_n@a}; fi
+    if [[ $__carrel_t == *x* && ${#__carrel_set} -lt 4096 ]]; then __carrel_set+=",\"${__carrel_n:0:60}\""; fi
+    __carrel_total+=1
+    if ((__carrel_told == 40)); then continue; fi
+    __carrel_told+=1
+    __carrel_rows+=",{\"name\":\"${__carrel_n:0:60}\",\"type\":"
+    case $__carrel_t in
+      R) __carrel_rows+='"nameref"}' ;;
+      *a*) \builtin eval "__carrel_rows+='\"array\",\"shape\":\"'\${#$__carrel_n[@]}'\"}'" ;;
+      *A*) \builtin eval "__carrel_rows+='\"map\",\"shape\":\"'\${#$__carrel_n[@]}'\"}'" ;;
+      *i*)
+        __carrel_v=${!__carrel_n}
+        # What had the attribute given to it later may still be any text.
+        if [[ ${#__carrel_v} -gt 20 || -z $__carrel_v || ${__carrel_v#-} == *[^0-9]* ]]; then __carrel_v=; fi
+        __carrel_rows+="\"integer\",\"value\":\"$__carrel_v\"}"
+        ;;
+      *) \builtin eval "__carrel_rows+='\"string\",\"shape\":\"'\${#$__carrel_n}'\"}'" ;;
+    esac
+  done
+  \builtin printf '{"id":%s,"brief":{"variables":[%s],"total":%s,"partial":%s,"set":[%s],"unset":[%s]}}\n' "$1" "${__carrel_rows#,}" "$__carrel_total" "$__carrel_partial" "${__carrel_set#,}" "${__carrel_unset#,}" >&253
+} 2>/dev/null
+
 # ---- names that user code gets in place of builtins, only where its text asks for it
 
 # `trap` keeps EXIT and INT for the driver and keeps the driver's own commands from the user's DEBUG, ERR and
@@ -346,7 +400,11 @@ __carrel_renew() {
   while :; do
     IFS= \builtin read -r -u 252 __carrel_code
     case $? in
-      0) if [[ ! ${__carrel_code-} ]]; then break; fi ;;
+      0)
+        if [[ ! ${__carrel_code-} ]]; then break; fi
+        # The one question that is answered before.
+        if [[ $__carrel_code == '__carrel_load;__carrel_brief '* ]]; then \builtin eval "$__carrel_code"; fi
+        ;;
       1) \builtin trap - EXIT; \builtin exit "${__carrel[status]}" ;;
       *) ;; # a signal that the user has trapped
     esac

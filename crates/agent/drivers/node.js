@@ -14,7 +14,8 @@ const fs = require('fs');
 const { writeSync, openSync, closeSync, fstatSync, readFileSync, readdirSync } = fs;
 const { parse, stringify } = JSON;
 const { kill, pid, cwd, reallyExit, _tickCallback: drainMicrotasks } = process;
-const { apply, ownKeys } = Reflect;
+const { apply, ownKeys, getOwnPropertyDescriptor, getPrototypeOf } = Reflect;
+const { isArray } = Array;
 const { wait } = Atomics;
 const later = setImmediate;
 const startPolling = setInterval;
@@ -41,7 +42,8 @@ send(`{"ready":{"version":${stringify(process.versions.node)}}}`);
 const vm = require('vm');
 const path = require('path');
 const Module = require('module');
-const { inspect, types: { isNativeError } } = require('util');
+const { inspect, types: utilTypes } = require('util');
+const { isNativeError, isProxy, isMap, isSet, isTypedArray, isArrayBuffer } = utilTypes;
 const session = openSession();
 
 const DISPLAY = Symbol.for('Jupyter.display');
@@ -148,7 +150,8 @@ function openSession() {
   const post = (method, params, callback) => {
     last += 1;
     if (callback) waiting[last] = callback;
-    connection.dispatch(stringify({ id: last, method, params }));
+    // Without a prototype: no `toJSON` of the user's is asked.
+    connection.dispatch(stringify({ __proto__: null, id: last, method, params }));
   };
   return { post };
 }
@@ -156,6 +159,11 @@ function openSession() {
 // ---- a call from request to done ------------------------------------------------------------------------
 
 function runNext(mayGuardLoop) {
+  while (call === null && queue.first !== null && queue.first.request.brief !== undefined) {
+    const { id, brief } = queue.first.request;
+    queue.first = queue.first.next;
+    tellBrief(id, brief);
+  }
   if (call !== null || queue.first === null) return;
   const { id, code, env, after_interrupt: afterInterrupt } = queue.first.request;
   queue.first = queue.first.next;
@@ -822,6 +830,135 @@ for (const [name, fd] of [['stdout', 1], ['stderr', 2]]) {
   Object.defineProperty(process, name, {
     configurable: true, enumerable: true, get: () => (stream = stream || standardStream(fd)), set: (it) => { stream = it; },
   });
+}
+
+// ---- the brief: what the session holds, seen without running any code of the user's ----------------------------------
+
+const LOOKED_AT = 300; // the newest names
+const TOLD = 40;
+const CLIP = 60;
+const startNames = new Set(ownKeys(globalThis)); // what is there before user code
+const hasName = Set.prototype.has;
+const environment = process.env;
+const slice = String.prototype.slice;
+const getter = (prototype, name) => getOwnPropertyDescriptor(prototype, name).get;
+const sizeOfMap = getter(Map.prototype, 'size');
+const sizeOfSet = getter(Set.prototype, 'size');
+const typedArray = getPrototypeOf(Uint8Array.prototype);
+const lengthOfTyped = getter(typedArray, 'length');
+const bytesOfTyped = getter(typedArray, 'byteLength');
+const bytesOfBuffer = getter(ArrayBuffer.prototype, 'byteLength');
+
+function tellBrief(id, given) {
+  let held = '{}';
+  try { held = holdings(given); } catch { /* user code has replaced something we need */ }
+  send(`{"id":${id},"brief":${held}}`);
+}
+
+// Values come through a function of ours: the inspector would draw a picture of each, and ask an error for its stack.
+function holdings(given) {
+  const ranked = ['', '', '']; // data, what is called, accessors
+  const counts = [0, 0, 0];
+  const note = (name, value, accessor) => {
+    const rank = accessor ? 2 : typeof value === 'function' ? 1 : 0;
+    if (counts[rank] === TOLD) return;
+    counts[rank] += 1;
+    ranked[rank] += `,{"name":${stringify(clipped(name))},${accessor ? '"type":"accessor"' : described(value)}}`;
+  };
+  const lexical = lexicalNames();
+  let code = '';
+  for (let at = lexical.length - 1; at >= 0 && lexical.length - at <= LOOKED_AT; at--) {
+    // One whose declaration failed has no value.
+    code += `try { this.take(${at}, ${lexical[at]}) } catch { this.take(${at}) }\n`;
+  }
+  if (code !== '') {
+    receiver.take = (at, value) => note(lexical[at], value, false);
+    session.post('Runtime.callFunctionOn', {
+      __proto__: null, functionDeclaration: `function () { ${code} }`, objectId: receiverId, silent: true,
+    });
+    receiver.take = null;
+  }
+  const names = ownKeys(globalThis);
+  let total = lexical.length;
+  let looked = 0;
+  for (let at = names.length - 1; at >= 0; at--) {
+    const name = names[at];
+    if (typeof name !== 'string' || apply(hasName, startNames, [name])) continue;
+    total += 1;
+    looked += 1;
+    if (looked > LOOKED_AT) continue;
+    const property = getOwnPropertyDescriptor(globalThis, name);
+    if (property === undefined) continue;
+    const data = getOwnPropertyDescriptor(property, 'value');
+    note(name, data && data.value, data === undefined);
+  }
+  const shown = apply(slice, ranked[0] + ranked[1] + ranked[2], [1]);
+  const lists = changes(given);
+  return `{"variables":[${shown}],"total":${total},"set":[${lists[0]}],"unset":[${lists[1]}]}`;
+}
+
+function lexicalNames() {
+  let names = [];
+  session.post('Runtime.globalLexicalScopeNames', { __proto__: null }, (_, reply) => { if (reply) names = reply.names; });
+  return names;
+}
+
+function clipped(text) {
+  return text.length > CLIP ? apply(slice, text, [0, CLIP]) : text;
+}
+
+// Names of environment variables that are not as they were given. Their values may be secrets.
+function changes(given) {
+  const lists = ['', ''];
+  const note = (which, name) => {
+    if (lists[which].length < 4096) lists[which] += `${lists[which] === '' ? '' : ','}${stringify(clipped(name))}`;
+  };
+  const names = ownKeys(environment);
+  for (let at = 0; at < names.length; at++) {
+    const name = names[at];
+    if (typeof name !== 'string') continue;
+    const was = getOwnPropertyDescriptor(given, name);
+    if (was === undefined || was.value !== environment[name]) note(0, name);
+  }
+  const before = ownKeys(given);
+  for (let at = 0; at < before.length; at++) {
+    if (environment[before[at]] === undefined) note(1, before[at]);
+  }
+  return lists;
+}
+
+// `"type":…` and what else can be known of a value. A proxy is asked nothing; of all others only what V8 itself keeps.
+function described(value) {
+  const type = typeof value;
+  if (value === null) return '"type":"null"';
+  if (type === 'number' || type === 'boolean' || type === 'bigint') {
+    const text = type === 'bigint' && (value > 2n ** 64n || value < -(2n ** 64n)) ? '' : `${value}`;
+    return `"type":"${type}"${text && `,"value":"${text}"`}`;
+  }
+  if (type === 'string') return `"type":"string","shape":"${value.length}"`;
+  if (type !== 'object') return `"type":"${type}"`;
+  if (isProxy(value)) return '"type":"Proxy"';
+  const name = `"type":${stringify(clipped(className(value)))}`;
+  if (isArray(value)) return `${name},"shape":"${value.length}"`;
+  if (isMap(value)) return `${name},"shape":"${apply(sizeOfMap, value, [])}"`;
+  if (isSet(value)) return `${name},"shape":"${apply(sizeOfSet, value, [])}"`;
+  if (isTypedArray(value)) return `${name},"shape":"${apply(lengthOfTyped, value, [])}","size":${apply(bytesOfTyped, value, [])}`;
+  if (isArrayBuffer(value)) return `${name},"size":${apply(bytesOfBuffer, value, [])}`;
+  return name;
+}
+
+function className(value) {
+  for (let at = getPrototypeOf(value), depth = 0; at !== null && depth < 100; at = getPrototypeOf(at), depth++) {
+    if (isProxy(at)) break;
+    const made = getOwnPropertyDescriptor(at, 'constructor');
+    if (made === undefined) continue;
+    const by = getOwnPropertyDescriptor(made, 'value');
+    if (by === undefined || typeof by.value !== 'function' || isProxy(by.value)) break;
+    const name = getOwnPropertyDescriptor(by.value, 'name');
+    const text = name && getOwnPropertyDescriptor(name, 'value');
+    return text && typeof text.value === 'string' && text.value !== '' ? text.value : 'Object';
+  }
+  return 'Object';
 }
 
 // ---- requests -------------------------------------------------------------------------------------------

@@ -24,8 +24,9 @@ from _io import open
 from _json import encode_basestring, make_scanner
 from _signal import SIGINT, signal
 from _thread import allocate_lock
+from gc import disable as pause_gc, enable as resume_gc, isenabled as gc_is_on
 from posix import _exit, close, dup2, environ, getpid, putenv, set_blocking, unsetenv, write
-from sys import getrecursionlimit, gettrace, setrecursionlimit, settrace
+from sys import getprofile, getrecursionlimit, getsizeof, gettrace, setprofile, setrecursionlimit, settrace
 
 SOURCE_LIMIT = 16 << 20  # code of earlier calls kept for tracebacks, in characters
 LOST = 70  # exit status when the agent's pipes are gone: nobody is left to tell
@@ -439,6 +440,24 @@ def start():
     send(b'{"ready":{"version":"%d.%d.%d"}}\n' % sys.version_info[:3])
 
 
+def brief(request):
+    """What the session holds, told at the idle prompt without running any of its code."""
+    was_on, profile = gc_is_on(), getprofile()
+    pause_gc()  # a collection would run finalizers
+    if profile is not None:
+        setprofile(None)
+    try:
+        held = rare("holdings")(request["brief"])
+    except BaseException:  # no memory
+        held = "{}"
+    if profile is not None:
+        setprofile(profile)
+    if was_on:
+        resume_gc()
+    with LOCK:
+        send(('{"id":%d,"brief":%s}\n' % (request["id"], held)).encode())
+
+
 def serve():
     start()
     while True:
@@ -449,6 +468,9 @@ def serve():
             request = scan(line.decode(), 0)[0]
         except (OSError, ValueError, StopIteration):
             _exit(LOST)
+        if "brief" in request:
+            brief(request)
+            continue
         if "env" in request:
             change_environment(request["env"])
         answer(request["id"], request["code"])
@@ -734,6 +756,159 @@ def read_input(prompt):
         if sys.stdin is not STREAMS["stdin"]:
             raise
     raise EOFError("input() is not available here: carrel runs code without a terminal or standard input")
+
+
+# ---- the brief: what the session holds, seen without running any code of the user's
+#
+# An object is asked nothing: its class is what `type` says, and an attribute counts only where C code keeps it (`field`).
+# Nothing is looked up in a dict that user code fills, since a key of its own making may be compared then; dicts are gone
+# through, and only keys that are really strings are looked at. No name is bound, nothing is collected.
+
+LOOKED_AT = 500  # the newest names: what a caller has just made is what it wants to know of
+TOLD = 40
+CLIP = 60
+MODULE, FUNCTION, BUILTIN = type(sys), type(plain), type(write)
+NAME_OF, MRO_OF, DICT_OF = (vars(type)[name].__get__ for name in ("__name__", "__mro__", "__dict__"))
+KEPT_BY_C = type(vars(type)["__dict__"]), type(vars(type)["__mro__"])
+SIZED = list, tuple, dict, set, frozenset, str, bytes, bytearray, range
+NUMBERS = int, float, complex, bool
+GIVEN = "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__"
+
+
+def holdings(given):
+    classes = known_classes()
+    ranked = [[], [], [], []]  # data, what is called, modules, private names
+    for name, value in newest():
+        if not (type(name) is str and name in GIVEN):
+            rank = 3 if type(name) is not str or name.startswith("_") else rank_of(value)
+            if len(ranked[rank]) < TOLD and type(name) is str:
+                ranked[rank].append(described(name, value, classes))
+    names = list(MAIN)
+    total = len(names) - sum(type(name) is str and name in GIVEN for name in names[:LOOKED_AT])
+    rows = [row for rank in ranked for row in rank][:TOLD]
+    now = {key: value for key, value in list(environ.items()) if type(key) is bytes and type(value) is bytes}
+    was = {name.encode(): value.encode() for name, value in given.items()}
+    changed = [key for key in now if now[key] != was.get(key)]
+    gone = [key for key in was if key not in now]
+    listed = lambda keys: ",".join(quote(key[:CLIP].decode("utf-8", "replace")) for key in keys[:TOLD])
+    rows = ",".join(rows)
+    return '{"variables":[%s],"total":%d,"set":[%s],"unset":[%s]}' % (rows, total, listed(changed), listed(gone))
+
+
+def newest():
+    """The newest names with their values. A thread may be at work on them meanwhile."""
+    for _ in range(10):
+        found = []
+        try:
+            for item in reversed(MAIN.items()):
+                found.append(item)
+                if len(found) == LOOKED_AT:
+                    break
+            return found
+        except RuntimeError:  # changed size
+            pass
+    return list(MAIN.items())[:-LOOKED_AT:-1]
+
+
+def rank_of(value):
+    kind = type(value)
+    if kind is FUNCTION or kind is BUILTIN:
+        return 1
+    for base in MRO_OF(kind):
+        if base is type:
+            return 1
+        if base is MODULE:
+            return 2
+    return 0
+
+
+def described(name, value, classes):
+    kind = type(value)
+    label, entries = type_name(kind), []
+    try:
+        if any(kind is it for it in NUMBERS):
+            if kind is not int or -(1 << 63) < value < 1 << 64:
+                entries.append('"value":%s' % quote(repr(value)))
+        elif any(kind is it for it in SIZED):
+            entries += '"shape":"%d"' % len(value), '"size":%d' % getsizeof(value)
+        elif kind is FUNCTION:
+            label = "function"
+        elif any(kind is it for it in classes):
+            label, entries = measured(label, value, classes)
+    except Exception:  # it is not what it seemed to be: its class is all there is to say
+        entries = []
+    return '{"name":%s,"type":%s%s}' % (quote(name[:CLIP]), quote(label), "".join("," + entry for entry in entries))
+
+
+def type_name(kind):
+    name = NAME_OF(kind)
+    return str.__getitem__(name, slice(CLIP))  # may be of a subclass
+
+
+# ---- arrays and tables of the libraries that everybody uses, where they are loaded
+
+
+def known_classes():
+    """numpy.ndarray, pandas.DataFrame and Series, torch.Tensor, or None for what is not there."""
+    try:
+        loaded = [item(sys.modules, name) for name in ("numpy", "pandas", "torch")] if type(sys.modules) is dict else [None] * 3
+        numpy, pandas, torch = (vars(it) if type(it) is MODULE else {} for it in loaded)
+        return item(numpy, "ndarray"), item(pandas, "DataFrame"), item(pandas, "Series"), item(torch, "Tensor")
+    except Exception:
+        return None, None, None, None
+
+
+def item(mapping, wanted):
+    for name, value in mapping.items():
+        if type(name) is str and name == wanted:
+            return value
+
+
+def field(value, name):
+    """What C code keeps in an object under that name, or None."""
+    for base in MRO_OF(type(value)):
+        found = item(DICT_OF(base), name)
+        if found is not None:
+            kind = type(found)
+            return kind.__get__(found, value) if kind is KEPT_BY_C[0] or kind is KEPT_BY_C[1] else None
+
+
+def measured(label, value, classes):
+    array, frame, series, tensor = classes
+    kind, entries = type(value), []
+    if kind is frame or kind is series:
+        # A table's axes: the manager's, which C keeps. pandas moved the classes around them more than once.
+        axes = field(item(field(value, "__dict__"), "_mgr"), "axes")
+        shape = [length(axis, array) for axis in (axes if type(axes) is list else ())][::-1]
+    else:
+        shape = sizes(field(value, "shape"))
+        if kind is array:
+            dtype, nbytes = field(value, "dtype"), field(value, "nbytes")
+            code, width = field(dtype, "kind"), field(dtype, "itemsize")
+            if type(code) is str and type(width) is int:
+                label += " %s%d" % (code[:1], width)
+            if type(nbytes) is int:
+                entries.append('"size":%d' % nbytes)
+    if shape and None not in shape:
+        entries.append('"shape":"%s"' % "x".join(map(str, shape))[:CLIP])
+    return label, entries
+
+
+def sizes(shape):
+    """A tuple of numbers, or of a subclass that C made (torch.Size)."""
+    if not any(base is tuple for base in MRO_OF(type(shape))):
+        return None
+    numbers = list(tuple.__iter__(shape))
+    return numbers if all(type(it) is int for it in numbers) else None
+
+
+def length(axis, array):
+    """Of an index: a range, or what an array has."""
+    kept = field(axis, "__dict__")
+    data, numbers = item(kept, "_data"), item(kept, "_range")
+    if type(numbers) is range:
+        return len(numbers)
+    return sizes(field(data, "shape"))[0] if type(data) is array else None
 
 
 # ---- imports

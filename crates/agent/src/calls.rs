@@ -20,6 +20,7 @@ use carrel_proto::{
 };
 
 use crate::{
+    changes::Mark,
     meters::Reading,
     output::Output,
     process::{self, Role, Usage},
@@ -65,7 +66,7 @@ pub(crate) struct Exec {
 pub(crate) enum State {
     Queued,
     Running(Running),
-    Finished(Outcome),
+    Finished(Box<Outcome>),
 }
 
 #[derive(Debug)]
@@ -75,6 +76,10 @@ pub(crate) struct Running {
     phase: Phase,
     before: Reading,
     usage_before: Usage,
+    /// Where the history of the workspace stood when it began.
+    pub(crate) mark: Mark,
+    /// Other calls ran meanwhile.
+    pub(crate) shared: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -110,6 +115,20 @@ impl Exec {
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         match &self.state {
             State::Finished(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    fn share(&mut self) {
+        if let State::Running(running) = &mut self.state {
+            running.shared = true;
+        }
+    }
+
+    /// How long its code has been running.
+    pub(crate) fn running_for(&self) -> Option<Duration> {
+        match &self.state {
+            State::Running(running) => Some(running.started.elapsed()),
             _ => None,
         }
     }
@@ -154,9 +173,13 @@ impl Agent {
         if let Some(watch) = &mut self.watch {
             watch.arm(now);
         }
-        if self.running() == 0 {
+        let shared = self.running() > 0;
+        if shared {
+            self.execs.values_mut().for_each(Exec::share);
+        } else {
             self.meters.reset_peak();
         }
+        let mark = self.changes.begin();
         let before = self.meters.read();
         let Some(exec) = self.execs.get_mut(&number) else { return };
         let usage_before = match (before.cpu_us, exec.process.and_then(|id| self.processes.get(&id))) {
@@ -164,8 +187,15 @@ impl Agent {
             _ => Usage::default(),
         };
         let deadline = exec.timeout.map(|timeout| now + timeout);
-        exec.state =
-            State::Running(Running { started: now, deadline, phase: Phase::Running, before, usage_before });
+        exec.state = State::Running(Running {
+            started: now,
+            deadline,
+            phase: Phase::Running,
+            before,
+            usage_before,
+            mark,
+            shared,
+        });
     }
 
     /// Calls whose code runs now.
@@ -293,17 +323,19 @@ impl Agent {
 
     /// Records the end and tells everyone who waits for it.
     pub(crate) fn finish(&mut self, number: u64, ending: Ending) {
-        let outcome = self.judge(number, ending);
-        let Some(exec) = self.execs.get_mut(&number) else { return };
-        if exec.outcome().is_some() {
+        let mut outcome = self.judge(number, ending);
+        if self.execs.get(&number).is_none_or(|exec| exec.outcome().is_some()) {
             return;
         }
+        self.complete_receipt(number, &mut outcome);
+        let Some(exec) = self.execs.get_mut(&number) else { return };
         exec.code = String::new();
-        exec.state = State::Finished(outcome.clone());
+        exec.state = State::Finished(Box::new(outcome.clone()));
         let process = exec.process;
         self.last_activity = Instant::now();
         self.tell(number, &outcome);
         process.into_iter().for_each(|id| self.unpause(id));
+        self.changes.forget(self.running() > 0);
         self.unspooled.push(number);
         if self.unspooled.len() > UNSPOOLED {
             self.spool();
@@ -375,7 +407,7 @@ impl Agent {
             session_state,
             exception: None,
             problem: problem.map(|problem| problem.state(session_state)),
-            receipt: Receipt::default(),
+            receipt: Box::default(),
         };
         let mut result = match ending {
             Ending::Refused(problem) => {
@@ -447,7 +479,7 @@ impl Agent {
                 result
             }
         };
-        result.receipt = receipt;
+        *result.receipt = receipt;
         result
     }
 

@@ -103,3 +103,20 @@ pub(crate) fn request(
     )
     .into_bytes())
 }
+
+/// A question for the brief: what the interpreter holds, and which of its environment's variables are not as `given`.
+pub(crate) fn question(
+    language: Language,
+    run: &str,
+    interpreter: u32,
+    id: u64,
+    given: &BTreeMap<String, String>,
+) -> io::Result<Vec<u8>> {
+    if language != Language::Bash {
+        return Ok(format!("{}\n", json!({ "id": id, "brief": given })).into_bytes());
+    }
+    let path = format!("{run}/brief-{interpreter}");
+    let all = given.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
+    fs::write(&path, variables::for_bash(&all))?;
+    Ok(format!("__carrel_load;__carrel_brief {id} {path}\n").into_bytes())
+}

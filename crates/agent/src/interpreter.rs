@@ -38,6 +38,8 @@ pub(crate) struct Interpreter {
     /// An interrupt was sent since the last request: the next one says so, see docs/drivers.md.
     pub(crate) interrupted: bool,
     pub(crate) current: Option<u64>,
+    /// A question for the brief that it has not answered yet.
+    pub(crate) asked: Option<u64>,
     /// Changes of the session's variables that go with its next request.
     pub(crate) untold: Changes,
     pub(crate) requests: OwnedFd,
@@ -110,6 +112,9 @@ pub(crate) struct Reply {
     pub(crate) display: Option<Box<serde_json::value::RawValue>>,
     #[serde(default)]
     pub(crate) done: Option<Done>,
+    /// What it holds: see [`crate::brief`].
+    #[serde(default)]
+    pub(crate) brief: Option<Box<serde_json::value::RawValue>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -173,6 +178,7 @@ impl Interpreter {
             renewing: false,
             interrupted: false,
             current: None,
+            asked: None,
             untold: Changes::new(),
             requests,
             unsent: greeting,

@@ -11,7 +11,9 @@
 
 #![forbid(unsafe_code)]
 
+mod brief;
 mod calls;
+mod changes;
 mod connection;
 mod disk;
 mod drivers;
@@ -19,11 +21,13 @@ mod execs;
 mod init;
 mod input;
 mod interpreter;
+mod listeners;
 mod meters;
 mod output;
 mod poll;
 mod ports;
 mod process;
+mod receipt;
 mod requests;
 mod rest;
 mod runner;

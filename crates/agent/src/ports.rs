@@ -18,7 +18,7 @@ use rustix::{
     },
 };
 
-use crate::serve::Agent;
+use crate::{listeners, serve::Agent};
 
 /// A box has 256 processes by default; whoever listens on more than this has other plans.
 const MOST: usize = 4096;
@@ -36,11 +36,7 @@ impl Agent {
 
     pub(crate) fn ports(&self) -> Result<Vec<PortInfo>, Problem> {
         self.own_network()?;
-        let mut ports = Vec::new();
-        // A box without IPv6 has one table only.
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            ports.extend(fs::read_to_string(table).unwrap_or_default().lines().filter_map(listener));
-        }
+        let mut ports = listeners::listening(MOST).unwrap_or_else(|_| tables());
         ports.sort_by(|one: &PortInfo, other| (one.port, &one.address).cmp(&(other.port, &other.address)));
         ports.dedup();
         ports.truncate(MOST);
@@ -63,6 +59,13 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// What a kernel says that has no better way.
+fn tables() -> Vec<PortInfo> {
+    // A box without IPv6 has one table only.
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+    tables.iter().flat_map(|table| table.lines()).filter_map(listener).collect()
 }
 
 fn connect_v4(port: u16) -> Result<OwnedFd, Errno> {

@@ -34,7 +34,10 @@ impl Agent {
         let greeted = self.connections.get(&caller).is_some_and(|connection| connection.greeted);
         // Whoever only looks does not keep a sandbox awake.
         let idle = self.last_activity.elapsed();
-        if !matches!(request, Request::Hello { .. } | Request::Usage | Request::Rest { .. }) {
+        if !matches!(
+            request,
+            Request::Hello { .. } | Request::Usage | Request::Rest { .. } | Request::Brief { .. }
+        ) {
             self.last_activity = Instant::now();
         }
         let answer = match request {
@@ -79,6 +82,7 @@ impl Agent {
             }
             Request::Usage => Ok(Some(Event::Usage(self.usage(idle)))),
             Request::Rest { idle_ms } => Ok(Some(Event::Rest(self.lie_down(caller, idle, idle_ms)))),
+            Request::Brief { session } => self.brief(caller, tag, &session),
             Request::Ports => self.ports().map(|ports| Some(Event::Ports { ports })),
             Request::Dial { port } => self.dial(caller, tag, port).map(|()| None),
             Request::Configure { limits, idle_timeout_s, max_lifetime_s } => {

@@ -210,6 +210,9 @@ impl Agent {
             interpreter.renewing = false;
             return;
         }
+        if let Some(brief) = reply.brief {
+            return self.heard_brief(id, reply.id, &brief);
+        }
         let Some(number) = interpreter.current.filter(|current| *current == reply.id) else { return };
         // What was printed before comes before.
         self.drain(id);

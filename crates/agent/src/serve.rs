@@ -25,7 +25,9 @@ use rustix::{
 };
 
 use crate::{
+    brief::Inquiry,
     calls::Exec,
+    changes::Changes,
     connection::{self, Connection},
     disk::Watch,
     input::Write,
@@ -52,6 +54,8 @@ pub(crate) struct Agent {
     listener: UnixListener,
     pub(crate) meters: Meters,
     pub(crate) watch: Option<Watch>,
+    /// What changed below the workspace.
+    pub(crate) changes: Changes,
     pub(crate) root: Option<Root>,
     pub(crate) connections: BTreeMap<u32, Connection>,
     pub(crate) sessions: BTreeMap<SessionName, Session>,
@@ -65,6 +69,8 @@ pub(crate) struct Agent {
     /// Finished calls whose output waits for a quiet moment to be written to disk.
     pub(crate) unspooled: Vec<u64>,
     pub(crate) waits: Vec<Wait>,
+    /// Callers that wait for a brief.
+    pub(crate) inquiries: Vec<Inquiry>,
     /// Input that waits for room, in order.
     pub(crate) writes: VecDeque<Write>,
     pub(crate) next_number: u32,
@@ -104,6 +110,7 @@ pub(crate) fn run() -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let meters = Meters::new(&config.meters);
     let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
+    let changes = Changes::new(config.places.workspace.clone());
     let poller = Poller::new()?;
     poller.readable(&listener, Token::Listener)?;
     let now = Instant::now();
@@ -115,6 +122,7 @@ pub(crate) fn run() -> io::Result<()> {
         listener,
         meters,
         watch,
+        changes,
         root: None,
         connections: BTreeMap::new(),
         sessions: BTreeMap::new(),
@@ -124,6 +132,7 @@ pub(crate) fn run() -> io::Result<()> {
         lost: BTreeSet::new(),
         unspooled: Vec::new(),
         waits: Vec::new(),
+        inquiries: Vec::new(),
         writes: VecDeque::new(),
         next_number: 1,
         next_exec,
@@ -211,6 +220,8 @@ impl Agent {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
         }
         self.waits.iter().for_each(|wait| sooner(wait.deadline));
+        self.settle_inquiries(now);
+        self.inquiries.iter().for_each(|inquiry| sooner(inquiry.deadline));
         self.expire_writes(now);
         self.writes.iter().for_each(|write| sooner(write.deadline));
         self.give_up_silent_ones(now);
@@ -367,6 +378,7 @@ impl Agent {
         }
         self.poller.forget(&caller.socket);
         self.waits.retain(|wait| wait.connection != number);
+        self.inquiries.retain(|inquiry| inquiry.connection != number);
         self.writes.retain(|write| write.connection != number);
         for follower in caller.followers {
             let Some(exec) = self.exec_number(&follower.exec) else { continue };

@@ -7,6 +7,7 @@
 //! that is killed loses connections and nothing else.
 
 mod audit;
+mod briefs;
 pub mod desk;
 mod environments;
 mod events;
@@ -341,6 +342,7 @@ fn described() -> (Router<Arc<Daemon>>, utoipa::openapi::OpenApi) {
         .merge(scopes::routes())
         .merge(run::routes())
         .merge(sessions::routes())
+        .merge(briefs::routes())
         .merge(execs::routes())
         .merge(files::routes())
         .merge(ports::routes())

@@ -69,6 +69,9 @@ pub(crate) enum Command {
     /// List sandboxes.
     #[command(after_help = ex::LS)]
     Ls,
+    /// Show where a session stands: variables, jobs, files, errors, limits.
+    #[command(after_help = ex::BRIEF)]
+    Brief(Named),
     /// Show all that is known of a sandbox.
     #[command(after_help = ex::INSPECT)]
     Inspect(Named),
@@ -130,6 +133,9 @@ pub(crate) struct Run {
     /// Write images that the code shows into this directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) save_images: Option<PathBuf>,
+    /// Say on stderr what the call used and did: time, memory, files, processes, ports.
+    #[arg(long)]
+    pub(crate) receipt: bool,
     /// With --json: most bytes of each stream, as head and tail.
     #[arg(long, value_name = "SIZE", default_value = "1MB")]
     pub(crate) max_output: carrel_proto::limits::ByteSize,
@@ -199,6 +205,9 @@ pub(crate) struct Exec {
     /// Working directory inside the sandbox.
     #[arg(long, short = 'C', value_name = "DIR")]
     pub(crate) cwd: Option<String>,
+    /// Say on stderr what the command used and did: time, memory, files, processes, ports.
+    #[arg(long)]
+    pub(crate) receipt: bool,
     /// Interrupt the command after this long.
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<String>,

@@ -1,5 +1,6 @@
 //! One file per command. Each takes its arguments and a [`Context`], prints, and says the exit code.
 
+mod brief;
 mod close;
 mod completions;
 mod config;
@@ -13,6 +14,7 @@ mod logs;
 mod ls;
 mod mcp;
 mod open;
+mod receipt;
 mod run;
 mod serve;
 mod shell;
@@ -83,6 +85,7 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Wait(args) => wait::run(args, &context).await,
         Command::Kill(args) => kill::run(args, &context).await,
         Command::Ls => ls::run(&context).await,
+        Command::Brief(args) => brief::run(args, &context).await,
         Command::Inspect(args) => inspect::run(args, &context).await,
         Command::Open(args) => open::run(args, &context).await,
         Command::Close(args) => close::run(args, &context).await,

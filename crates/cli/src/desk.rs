@@ -9,6 +9,7 @@ use carrel_engine::{
 };
 use carrel_files::Root;
 use carrel_proto::{
+    brief::Brief,
     files::{FileReply, FileRequest},
     id::{ExecId, Key, SessionName},
     message::{Event, Exec, ExecInfo, OpenSession, Request, Run, Status},
@@ -218,6 +219,19 @@ impl Desk {
                 Event::Execs { execs } => Ok(execs),
                 _ => Err(strange()),
             },
+        }
+    }
+
+    pub(crate) async fn brief(&self, record: &Record, session: &SessionName) -> Result<Brief, Problem> {
+        match self {
+            Desk::Own(engine) => engine.brief(record, session).await,
+            Desk::Daemon(client) => {
+                let request = Request::Brief { session: session.clone() };
+                match ask(client, record, &request, Duration::ZERO).await? {
+                    Event::Brief(brief) => Ok(brief.bounded()),
+                    _ => Err(strange()),
+                }
+            }
         }
     }
 

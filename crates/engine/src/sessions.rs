@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use carrel_proto::{
+    brief::Brief,
     id::SessionName,
     message::{Event, Request, SessionInfo, Usage},
     problem::{Code, Problem},
@@ -28,6 +29,14 @@ impl Engine {
     ) -> Result<(), Problem> {
         let request = Request::SetEnv { session: session.clone(), set, unset };
         self.ask(record, &request).await.map(drop)
+    }
+
+    /// Where a session stands. Asking changes nothing and waits for no call; see [`Brief`].
+    pub async fn brief(&self, record: &Record, session: &SessionName) -> Result<Brief, Problem> {
+        match self.ask(record, &Request::Brief { session: session.clone() }).await? {
+            Event::Brief(brief) => Ok(brief.bounded()),
+            _ => Err(Problem::new(Code::Protocol, "the agent did not say where the session stands")),
+        }
     }
 
     /// What the sandbox uses. Asking does not keep it from being idle.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    brief::Brief,
     files::{Content, FileReply, FileRequest},
     guest::{Interpreter, Language},
     id::{ExecId, SessionName},
@@ -94,6 +95,10 @@ pub enum Request {
     Rest {
         #[serde(default)]
         idle_ms: Option<u64>,
+    },
+    /// Where a session stands. Looking changes nothing, and does not keep a sandbox awake.
+    Brief {
+        session: SessionName,
     },
     /// What listens in the sandbox.
     Ports,
@@ -211,6 +216,7 @@ pub enum Event {
     Status(Status),
     Usage(Usage),
     Rest(Rest),
+    Brief(Box<Brief>),
     Ports {
         ports: Vec<PortInfo>,
     },

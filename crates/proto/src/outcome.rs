@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{id::ExecId, problem::Problem};
+use crate::{id::ExecId, message::PortInfo, problem::Problem};
 
 /// What became of the session's state. Every reply says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl Cause {
     }
 }
 
-/// What a call used.
+/// What a call used and did.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Receipt {
@@ -57,7 +57,7 @@ pub struct Receipt {
     pub cpu_us: u64,
     /// Highest memory of the sandbox during the call, or of the call's processes where no cgroup measures it.
     pub peak_memory: u64,
-    /// Processes of the call that are still running.
+    /// Processes of the call that are still running; `running` names the first of them.
     pub processes: u32,
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
@@ -65,6 +65,112 @@ pub struct Receipt {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schema(required))]
     pub output_dropped: u64,
+    /// As the reply itself says it, so that a receipt is complete without it.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub exit_code: i32,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub cause: Option<Cause>,
+    #[serde(default = "FileChanges::unsaid")]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub files: FileChanges,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required, max_items = 16))]
+    pub running: Vec<ProcessInfo>,
+    /// What listens in the sandbox at the end of the call, whoever opened it.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required, max_items = 32))]
+    pub ports: Vec<PortInfo>,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub hosts: Hosts,
+}
+
+/// Names of one kind of change that a receipt lists; the counts are exact beyond it.
+pub const MAX_NAMES: usize = 20;
+/// Bytes of such a name; the middle of a longer one is left out.
+pub const MAX_NAME: usize = 200;
+/// Processes that a receipt lists.
+pub const MAX_RUNNING: usize = 16;
+/// Ports that a receipt lists.
+pub const MAX_PORTS: usize = 32;
+
+/// What changed below `/workspace` between the begin and the end of a call. Names are relative to it, directories end with `/`;
+/// bytes that are no UTF-8 are written `\xNN`. A directory counts as added or removed, never as changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct FileChanges {
+    #[cfg_attr(feature = "schema", schema(max_items = 20))]
+    pub added: Vec<String>,
+    #[cfg_attr(feature = "schema", schema(max_items = 20))]
+    pub changed: Vec<String>,
+    #[cfg_attr(feature = "schema", schema(max_items = 20))]
+    pub removed: Vec<String>,
+    pub added_count: u64,
+    pub changed_count: u64,
+    pub removed_count: u64,
+    /// False: `reason` says why not all of it is known.
+    pub complete: bool,
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub reason: Option<String>,
+    /// Other calls ran meanwhile: what they changed is among it.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(required))]
+    pub shared: bool,
+}
+
+impl Default for FileChanges {
+    /// Nothing changed: what a call that never began has to say.
+    fn default() -> Self {
+        Self {
+            added: Vec::new(),
+            changed: Vec::new(),
+            removed: Vec::new(),
+            added_count: 0,
+            changed_count: 0,
+            removed_count: 0,
+            complete: true,
+            reason: None,
+            shared: false,
+        }
+    }
+}
+
+impl FileChanges {
+    /// Nothing is known.
+    pub fn unknown(reason: &str) -> Self {
+        Self { complete: false, reason: Some(reason.to_owned()), ..Self::default() }
+    }
+
+    /// An agent of an earlier version says nothing of files.
+    fn unsaid() -> Self {
+        Self::unknown("the sandbox was made by a version of carrel that does not look")
+    }
+
+    /// How many files and directories in all.
+    pub fn total(&self) -> u64 {
+        self.added_count + self.changed_count + self.removed_count
+    }
+}
+
+/// A process of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ProcessInfo {
+    /// As code in its session knows it.
+    pub pid: i32,
+    /// Its command line, at most 80 characters of it.
+    pub command: String,
+}
+
+/// Hosts that a call reached, and those that it was refused. A sandbox has no network yet, so both are empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Hosts {
+    pub reached: Vec<String>,
+    pub refused: Vec<String>,
 }
 
 /// How a run or exec ended, complete for a caller.
@@ -87,7 +193,7 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub problem: Option<Problem>,
-    pub receipt: Receipt,
+    pub receipt: Box<Receipt>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -183,7 +183,7 @@ mod tests {
             session_state: SessionState::RolledBack,
             exception: Some(Exception { name: "ValueError".into(), message: String::new() }),
             problem: Some(Problem::new(Code::Oom, "gone").hint("less")),
-            receipt: Receipt::default(),
+            receipt: Box::default(),
         }
     }
 

@@ -8,7 +8,7 @@ import { Ports } from "./ports.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
 import { Session, type SessionOptions } from "./session.js";
-import type { SandboxInfo, SandboxMetrics, SandboxSettings, SessionInfo } from "./types.js";
+import type { Brief, SandboxInfo, SandboxMetrics, SandboxSettings, SessionInfo } from "./types.js";
 
 export class Sandbox {
   readonly #http: Http;
@@ -88,6 +88,11 @@ export class Sandbox {
       const page = await this.#http.json<{ items: SessionInfo[]; next: string | null }>("GET", `${this.#path}/sessions`, { query: { after }, signal: options.signal });
       return { items: page.items.map((info) => new Session(this.#http, this.id, info)), next: page.next };
     });
+  }
+
+  /** Where a session stands: variables, jobs, ports, files, errors, limits. Runs none of its code and waits for no call. */
+  brief(session = "default", options: CallOptions = {}): Promise<Brief> {
+    return this.#http.json<Brief>("GET", `${this.#path}/brief`, { query: { session }, signal: options.signal });
   }
 
   metrics(options: CallOptions = {}): Promise<SandboxMetrics> {

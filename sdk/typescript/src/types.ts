@@ -91,7 +91,22 @@ export interface SessionInfo {
   openedUnixMs: number;
 }
 
-/** What a call used. */
+/** What changed below `/workspace` during a call. Names are capped, counts are exact. */
+export interface FileChanges {
+  added: string[];
+  changed: string[];
+  removed: string[];
+  addedCount: number;
+  changedCount: number;
+  removedCount: number;
+  /** False: `reason` says why not all of it is known. */
+  complete: boolean;
+  reason: string | null;
+  /** Other calls ran meanwhile: what they changed is among it. */
+  shared: boolean;
+}
+
+/** What a call used and did. */
 export interface Receipt {
   durationUs: number;
   cpuUs: number;
@@ -102,6 +117,66 @@ export interface Receipt {
   stderrBytes: number;
   /** Produced, but not kept because of the sandbox's output limit. */
   outputDropped: number;
+  exitCode: number;
+  cause: Cause | null;
+  files: FileChanges;
+  /** The first of the processes that still run. */
+  running: { pid: number; command: string }[];
+  /** What listens in the sandbox at the end of the call. */
+  ports: { port: number; address: string }[];
+  hosts: { reached: string[]; refused: string[] };
+}
+
+export interface Variable {
+  name: string;
+  type: string;
+  shape?: string;
+  size?: number;
+  value?: string;
+}
+
+/** Where a session stands. */
+export interface SessionBrief {
+  session: string;
+  cwd: string;
+  ageMs: number;
+  interpreters: {
+    language: string;
+    state: "idle" | "busy" | "starting" | "silent";
+    exec: string | null;
+    busyMs: number | null;
+    waiting: number;
+    cwd: string | null;
+    variables: Variable[];
+    variablesTotal: number;
+    partial: boolean;
+  }[];
+  environment: { set: string[]; unset: string[]; setTotal: number; unsetTotal: number };
+  jobs: { exec: string | null; pid: number | null; command: string }[];
+  jobsTotal: number;
+  ports: { port: number; address: string }[];
+  portsTotal: number;
+  files: FileChanges;
+  errors: { exec: string; name: string; message: string }[];
+  left: {
+    memory: number;
+    memoryLimit: number;
+    disk: number;
+    diskLimit: number;
+    pids: number;
+    pidsLimit: number;
+    lifetimeMs: number;
+    output: number;
+  };
+}
+
+export interface Brief {
+  sandbox: string;
+  brief: SessionBrief;
+  /** The same in words, at most 1 KB: for a model. */
+  text: string;
+  /** What had become of the sandbox, if anything. */
+  note: string | null;
 }
 
 export type Cause = "exit" | "signal" | "oom" | "pids" | "disk" | "timeout" | "cancelled";

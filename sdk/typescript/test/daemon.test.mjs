@@ -252,6 +252,11 @@ for (const door of ["unix", "tcp"]) {
 
     test("a sandbox is looked at, changed and woken", async () => {
       assert.ok((await sandbox.metrics()).uptimeMs >= 0);
+      const made = await sandbox.run("told = [1, 2]; open('told.txt', 'w').close()");
+      assert.ok(made.receipt.files.added.includes("told.txt") && made.receipt.files.complete);
+      const told = await sandbox.brief();
+      assert.match(told.text, /told list\[2\]/);
+      assert.ok(told.brief.interpreters.some((one) => one.variables.some((variable) => variable.name === "told")));
       assert.equal((await sandbox.update({ labels: { door, more: "yes" }, idleTimeoutSeconds: 900 })).labels.more, "yes");
       assert.equal((await sandbox.refresh()).idleTimeoutSeconds, 900);
       assert.equal((await sandbox.wake()).state, "running");

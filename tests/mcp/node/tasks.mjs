@@ -22,7 +22,7 @@ const event = () => {
 
 async function the_tools_are_listed(client) {
   const tools = Object.fromEntries((await client.tools()).map((tool) => [tool.name, tool]));
-  same(Object.keys(tools).length, 11);
+  same(Object.keys(tools).length, 12);
   same(tools.run.inputSchema.required, ['code', 'env']);
   ok(tools.sandbox_fs_read.annotations.readOnlyHint && tools.run.annotations.destructiveHint);
 }
@@ -204,7 +204,7 @@ async function resources_are_listed_and_templated(client) {
   same(entries.map(({ name }) => name), ['sub']);
   const below = JSON.parse(await client.read(entries[0].uri)).entries;
   same(await client.read(below[0].uri), 'A');
-  same((await client.templates()).length, 2);
+  same((await client.templates()).length, 3);
 }
 
 async function a_changed_file_is_announced(client) {

@@ -22,7 +22,7 @@ def includes(text, *words):
 
 async def the_tools_are_listed(client, place):
     tools = {tool["name"]: tool for tool in await client.tools()}
-    check(len(tools) == 11, sorted(tools))
+    check(len(tools) == 12, sorted(tools))
     check(tools["run"]["inputSchema"]["required"] == ["code", "env"], tools["run"])
     check(tools["sandbox_fs_read"]["annotations"]["readOnlyHint"], tools["sandbox_fs_read"])
     check(tools["run"]["annotations"]["destructiveHint"], tools["run"])
@@ -201,7 +201,7 @@ async def resources_are_listed_and_templated(client, place):
     check([entry["name"] for entry in entries] == ["sub"], entries)
     below = json.loads(await client.read(entries[0]["uri"]))["entries"]
     check(await client.read(below[0]["uri"]) == "A", below)
-    check(len(await client.templates()) == 2, await client.templates())
+    check(len(await client.templates()) == 3, await client.templates())
 
 
 async def a_changed_file_is_announced(client, place):

@@ -130,6 +130,17 @@ class Shell:
         self.send(code, env)
         return self.finish()
 
+    def brief(self, *given):
+        """What the shell holds, as the agent asks for it between calls."""
+        self.number += 1
+        path = os.path.join(self.dir, "given")
+        with open(path, "wb") as file:
+            file.write(b"".join(entry.encode() + b"\0" for entry in given))
+        self.write(f"__carrel_load;__carrel_brief {self.number} {path}\n")
+        reply = self.read_reply()
+        assert reply["id"] == self.number, reply
+        return reply["brief"]
+
     def until(self, text):
         """Waits until the running call has printed the text."""
         deadline = time.monotonic() + DEADLINE
@@ -479,6 +490,83 @@ class Text(Case):
         self.check("x='" + "y" * (1 << 20) + "'; echo ${#x}", "1048576\n")
         self.check(": comment line of a program\n" * 40000 + "echo end", "end\n")
         self.assertLess(time.monotonic() - begin, 5)
+
+
+class Briefs(Case):
+    def held(self, *given):
+        return {it.pop("name"): it for it in self.sh.brief(*given)["variables"]}
+
+    def test_a_new_shell_holds_nothing(self):
+        brief = self.sh.brief("PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + self.sh.home, "LANG=C.UTF-8")
+        self.assertEqual(brief, {"variables": [], "total": 0, "partial": False, "set": [], "unset": []})
+
+    def test_variables_have_a_type_and_a_length(self):
+        self.sh.run("x=hello; declare -i n=7; a=(1 2 3); declare -A m=([k]=v); declare -a s=([9]=1); declare -n r=x; readonly ro=1; declare u")
+        held = self.held()
+        self.assertEqual(held["x"], {"type": "string", "shape": "5"})
+        self.assertEqual(held["n"], {"type": "integer", "value": "7"})
+        self.assertEqual(held["a"], {"type": "array", "shape": "3"})
+        self.assertEqual(held["m"], {"type": "map", "shape": "1"})
+        self.assertEqual(held["s"], {"type": "array", "shape": "1"})
+        self.assertEqual(held["r"], {"type": "nameref"})
+        self.assertEqual(held["ro"], {"type": "string", "shape": "1"})
+        self.assertNotIn("u", held)
+
+    def test_the_environment_is_told_by_name(self):
+        self.sh.run("export SECRET=hush PATH=/else; unset LANG; mine=1")
+        brief = self.sh.brief("PATH=/usr/bin", "HOME=" + self.sh.home, "LANG=C.UTF-8")
+        self.assertEqual((brief["set"], brief["unset"]), (["PATH", "SECRET"], ["LANG"]))
+        self.assertNotIn("hush", json.dumps(brief))
+
+    def test_odd_values_stay_out_of_the_reply(self):
+        self.sh.run("x='a\"b'; declare -i x; y=$'\\n\\\\'; IFS=abc; long=$(printf '%070d' 1); printf -v \"n$long\" 1; z=1; declare -n loop=loop 2>/dev/null")
+        held = self.held()
+        self.assertEqual(held["x"], {"type": "integer", "value": ""})
+        self.assertEqual(held["y"], {"type": "string", "shape": "2"})
+        self.assertIn(("n" + "%070d" % 1)[:60], held)
+        self.assertEqual(self.sh.run("echo ${#IFS}").out, "3\n")
+
+    def test_many_are_counted(self):
+        self.sh.run("for ((i = 0; i < 500; i++)); do printf -v v$i 1; done; unset i")
+        brief = self.sh.brief("PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + self.sh.home, "LANG=C.UTF-8")
+        self.assertEqual(len(brief["variables"]), 40)
+        self.assertTrue(brief["total"] == 500 or brief["partial"], brief)
+
+    def test_so_many_that_listing_takes_long(self):
+        self.sh.run("for ((i = 0; i < 9000; i++)); do printf -v a$i 1; done; unset i")
+        brief = self.sh.brief()
+        self.assertTrue(brief["partial"] and len(brief["variables"]) == 40 and brief["total"] <= 9100, brief["total"])
+        self.assertEqual(self.sh.run("echo $a1").out, "1\n")
+
+    def test_nothing_changes(self):
+        self.sh.run("RANDOM=1; x=1; sleep 100 & job=$!; trap 'echo child' CHLD; trap 'echo err' ERR; false")
+        before = self.sh.run('echo "$?" "$!" "$_" "$x" "$-"; set -- a "b c"; RANDOM=5')
+        self.sh.brief()
+        self.sh.run("(exit 3)")
+        self.sh.brief()
+        after = self.sh.run('echo $?; [[ $! == "$job" ]] && echo same; echo "$#:$2"; echo $RANDOM')
+        self.assertEqual(after.err, "")
+        status, same, arguments, random = after.out.split("\n")[:4]
+        self.assertEqual((status, same, arguments), ("3", "same", "2:b c"))
+        self.assertEqual(random, self.sh.run("RANDOM=5; echo $RANDOM").out.strip())
+        self.assertIn("1", before.out)
+        self.sh.run("kill $job")
+
+    def test_a_shell_that_is_about_to_be_renewed_tells_too(self):
+        self.sh.run("x=1; exit 3")
+        self.assertEqual(self.held()["x"], {"type": "string", "shape": "1"})
+        self.assertEqual(self.sh.run("echo $x $?").out, "1 3\n")
+        self.assertIn("x", self.held())
+
+    def test_functions_in_the_place_of_builtins(self):
+        self.sh.run("local() { echo no; }; printf() { echo no; }; mapfile() { echo no; }; x=1")
+        self.assertIn("x", self.held())
+
+    def test_an_interrupt_meanwhile_does_nothing(self):
+        self.sh.run("x=1")
+        os.kill(self.sh.pid, signal.SIGINT)
+        self.assertIn("x", self.held())
+        self.assertEqual(self.sh.run("echo $x").out, "1\n")
 
 
 class Speed(Case):

@@ -88,6 +88,14 @@ class Driver:
     def run(self, code, **more):
         return self.finish(self.begin(code, **more))
 
+    def brief(self, **given):
+        """What the session holds, as the agent asks for it between calls."""
+        self._id += 1
+        os.write(self._requests, json.dumps({"id": self._id, "brief": given}).encode() + b"\n")
+        reply = self.reply()
+        assert reply["id"] == self._id, reply
+        return reply["brief"]
+
     def interrupt(self):
         self._interrupted = True
         os.kill(self.process.pid, signal.SIGINT)
@@ -469,6 +477,83 @@ class Endurance(Story):
     def test_control_pipe_gone(self):
         self.driver.begin("for (let fd = 3; fd < 40; fd++) try { fs.closeSync(fd) } catch {}")
         self.assertNotEqual(self.driver.process.wait(PATIENCE), 0)
+
+
+
+class Briefs(Story):
+    def held(self):
+        return {it.pop("name"): it for it in self.driver.brief()["variables"]}
+
+    def test_a_new_session_holds_nothing(self):
+        brief = self.driver.brief(PATH=os.environ["PATH"], HOME=self.home, LANG="C.UTF-8")
+        self.assertEqual(brief, {"variables": [], "total": 0, "set": [], "unset": []})
+
+    def test_variables_have_type_shape_and_size(self):
+        self.driver.run("""let n = 42, s = 'abcd', a = [1, 2, 3], m = new Map([[1, 2]]), u8 = new Uint8Array(10), nil = null, nothing
+            var v = true; implicit = { a: 1 }; const big = 10n; class C {}; function f() {}; let c = new C(), d = new Date(), set = new Set([1])""")
+        held = self.held()
+        self.assertEqual(held["n"], {"type": "number", "value": "42"})
+        self.assertEqual(held["s"], {"type": "string", "shape": "4"})
+        self.assertEqual(held["a"], {"type": "Array", "shape": "3"})
+        self.assertEqual(held["m"], {"type": "Map", "shape": "1"})
+        self.assertEqual(held["set"], {"type": "Set", "shape": "1"})
+        self.assertEqual(held["u8"], {"type": "Uint8Array", "shape": "10", "size": 10})
+        self.assertEqual((held["nil"]["type"], held["nothing"]["type"], held["v"]["value"]), ("null", "undefined", "true"))
+        self.assertEqual((held["implicit"]["type"], held["big"]["value"], held["c"]["type"], held["d"]["type"]), ("Object", "10", "C", "Date"))
+        self.assertEqual((held["f"]["type"], held["C"]["type"]), ("function", "function"))
+        self.assertEqual(self.driver.brief()["total"], 15)
+
+    def test_no_code_of_the_user_runs(self):
+        done = self.driver.run("""var ran = []; function note(...a) { ran.push(a); throw 1 }
+            let traps = new Proxy({}, { get: () => note })
+            let p = new Proxy({}, traps), pf = new Proxy(function () {}, traps), pa = new Proxy([], traps)
+            Object.defineProperty(globalThis, 'got', { get: note, enumerable: true, configurable: true })
+            class Bad { get [Symbol.toStringTag]() { return note() } toJSON() { return note() } toString() { return note() } get length() { return note() } }
+            Object.defineProperty(Bad.prototype, 'constructor', { get: note })
+            let bad = new Bad()
+            let error = new Error('x'); Object.defineProperty(error, 'stack', { get: note })
+            let child = Object.create(new Proxy({}, traps))
+            class Named { static get name() { return note() } }
+            let named = new Named()
+            let list = [1]; Object.defineProperty(list, 'constructor', { get: note })
+            let odd = { __proto__: null, constructor: 5 }, sized = new Map(); Object.defineProperty(sized, 'size', { get: note })
+            undefined""")
+        self.assertIsNone(done.error)
+        held = self.held()
+        self.assertEqual([held[it]["type"] for it in ("p", "pf", "pa", "got", "error")], ["Proxy", "function", "Proxy", "accessor", "Error"])
+        self.assertEqual((held["bad"]["type"], held["list"]["shape"], held["sized"]["shape"]), ("Object", "1", "0"))
+        self.assertEqual(self.driver.run("ran.length").value, "0")
+
+    def test_replaced_prototypes(self):
+        self.driver.run("""let x = [1, 2]; var count = 0; const evil = () => { count++; throw 1 }
+            Object.prototype.toJSON = evil; Array.prototype.push = evil; Array.prototype.map = evil; Array.prototype[Symbol.iterator] = evil
+            String.prototype.slice = evil; Set.prototype.has = evil; Reflect.ownKeys = evil; Array.isArray = evil
+            Object.defineProperty(Map.prototype, 'size', { get: evil }); require('util').types.isProxy = evil; undefined""")
+        self.driver.run("count = 0; undefined")
+        self.assertEqual(self.held()["x"]["shape"], "2")
+        self.assertEqual(self.driver.run("count").value, "0")
+
+    def test_many_variables_and_long_names(self):
+        self.driver.run("for (let i = 0; i < 100000; i++) globalThis['w' + i] = i; globalThis['n'.repeat(10 << 20)] = 1; undefined")
+        brief = self.driver.brief()
+        self.assertEqual((brief["total"], len(brief["variables"]), brief["variables"][0]["name"]), (100001, 40, "n" * 60))
+
+    def test_a_name_without_a_value(self):
+        self.driver.run("let broken = (() => { throw 1 })()")
+        self.driver.run("let fine = 1")
+        self.assertEqual(self.held()["fine"]["value"], "1")
+
+    def test_nothing_changes(self):
+        self.driver.run("6 * 7")
+        self.driver.brief()
+        self.assertEqual(self.driver.run("_").value, "42")
+        self.assertEqual(self.driver.run("Object.keys(globalThis).filter(it => /carrel/.test(it)).length").value, "0")
+
+    def test_the_environment_is_told_by_name(self):
+        self.driver.run("process.env.SECRET = 'hush'; process.env.HOME = '/else'; delete process.env.LANG; undefined")
+        brief = self.driver.brief(PATH=os.environ["PATH"], HOME=self.home, LANG="C.UTF-8")
+        self.assertEqual((sorted(brief["set"]), brief["unset"]), (["HOME", "SECRET"], ["LANG"]))
+        self.assertNotIn("hush", json.dumps(brief))
 
 
 if __name__ == "__main__":

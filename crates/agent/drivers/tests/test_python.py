@@ -129,6 +129,14 @@ class Driver:
     def run(self, code, **more):
         return self.end(self.begin(code, **more))
 
+    def brief(self, **given):
+        """What the session holds, as the agent asks for it at the idle prompt."""
+        self.number += 1
+        write_all(self.requests, json.dumps({"id": self.number, "brief": given}).encode() + b"\n")
+        reply = self.reply(Result())
+        assert reply["id"] == self.number, reply
+        return reply["brief"]
+
     def interrupt(self):
         os.kill(self.pid, signal.SIGINT)
 
@@ -690,6 +698,222 @@ class Vandalism(Case):
         with self.assertRaises(EOFError):
             self.run_code("import os; os._exit(3)")
         self.assertEqual(self.driver.status(), 3)
+
+
+class Brief(Case):
+    def held(self, **given):
+        brief = self.driver.brief(**given)
+        return {it["name"]: it for it in brief["variables"]}
+
+    def test_a_new_session_holds_nothing(self):
+        brief = self.driver.brief()
+        self.assertEqual((brief["variables"], brief["total"]), ([], 0))
+
+    def test_variables_have_type_shape_and_size(self):
+        self.run_code("n = 42; xs = [1, 2, 3]; t = 'abcd'; d = {'a': 1}; ok = True; nothing = None; z = 1.5")
+        held = self.held()
+        self.assertEqual((held["n"]["type"], held["n"]["value"]), ("int", "42"))
+        self.assertEqual((held["xs"]["type"], held["xs"]["shape"]), ("list", "3"))
+        self.assertEqual(held["xs"]["size"], sys.getsizeof([1, 2, 3]) if VERSION[:2] == sys.version_info[:2] else held["xs"]["size"])
+        self.assertEqual((held["t"]["type"], held["t"]["shape"]), ("str", "4"))
+        self.assertNotIn("value", held["t"], "texts may be secrets")
+        self.assertEqual((held["d"]["shape"], held["ok"]["value"], held["z"]["value"]), ("1", "True", "1.5"))
+        self.assertEqual(held["nothing"], {"name": "nothing", "type": "NoneType"})
+
+    def test_data_comes_first_and_the_newest_of_it(self):
+        self.run_code("import sys\ndef f(): pass\nclass C: pass\n_private = 1\nold = 1\nnew = C()")
+        brief = self.driver.brief()
+        self.assertEqual([it["name"] for it in brief["variables"]], ["new", "old", "C", "f", "sys", "_private"])
+        kinds = {it["name"]: it["type"] for it in brief["variables"]}
+        self.assertEqual([kinds["new"], kinds["f"], kinds["C"], kinds["sys"]], ["C", "function", "type", "module"])
+        self.assertEqual(brief["total"], 6)
+
+    def test_many_variables_and_long_names(self):
+        self.run_code("for i in range(100000): globals()['v%d' % i] = i\nglobals()['n' * (10 << 20)] = 1\ndel i")
+        brief = self.driver.brief()
+        self.assertEqual(brief["total"], 100001)
+        self.assertEqual(len(brief["variables"]), 40)
+        self.assertEqual(brief["variables"][0]["name"], "n" * 60)
+        self.assertEqual(brief["variables"][1]["name"], "v99999")
+
+    def test_no_code_of_the_user_runs(self):
+        self.run_code('''
+            ran = []
+            def note(*a): ran.append(a); raise SystemExit("user code ran")
+            class Meta(type):
+                __name__ = property(note)
+                __module__ = property(note)
+                __mro__ = property(note)
+                __hash__ = note
+                __eq__ = note
+                __instancecheck__ = note
+                def __getattribute__(cls, name): note(name)
+            class Bad(metaclass=Meta):
+                __class__ = property(note)
+                __dict__ = property(note)
+                def __getattribute__(self, name): note(name)
+                def __getattr__(self, name): note(name)
+                __repr__ = __str__ = __len__ = __hash__ = __eq__ = __bool__ = __sizeof__ = __iter__ = __dir__ = note
+            class Text(str):
+                __str__ = __repr__ = __len__ = __hash__ = __eq__ = __getitem__ = encode = note
+                def __hash__(self): return 1
+            class Listed(list):
+                __len__ = __iter__ = __sizeof__ = note
+            class Mapped(dict):
+                __len__ = __iter__ = items = keys = __getitem__ = __sizeof__ = note
+            bad, listed, mapped = Bad(), Listed([1]), Mapped(a=1)
+            named = type("Named", (), {})()
+        ''')
+        held = self.held()
+        self.assertEqual([held[it]["type"] for it in ("bad", "listed", "mapped", "named")], ["Bad", "Listed", "Mapped", "Named"])
+        self.assertNotIn("shape", held["listed"])
+        self.assertNotIn("size", held["mapped"])
+        self.assertEqual(self.run_code("ran").value, "[]")
+
+    def test_a_loop_in_repr_is_no_matter(self):
+        self.run_code("class Slow:\n    def __repr__(self):\n        while True: pass\n    __len__ = __str__ = __repr__\nslow = Slow()")
+        self.assertEqual(self.held()["slow"], {"name": "slow", "type": "Slow"})
+        self.check_alive()
+
+    def test_keys_that_are_no_names(self):
+        self.run_code('''
+            ran = []
+            class Key(str):
+                def __hash__(self): return hash("victim")
+                def __eq__(self, other): ran.append(other); return False
+            globals()[Key("x")] = 1
+            globals()[7] = 2
+            victim = 3
+            ran.clear()
+        ''')
+        brief = self.driver.brief()
+        self.assertEqual(brief["total"], 5)
+        self.assertEqual({it["name"] for it in brief["variables"]}, {"ran", "Key", "victim"})
+
+    def test_replaced_builtins_and_modules(self):
+        self.run_code('''
+            import builtins, sys, types
+            class Evil:
+                def __getattribute__(self, name): raise SystemExit
+            class Fake(types.ModuleType):
+                def __getattribute__(self, name): raise SystemExit
+            fake = types.ModuleType("numpy")
+            class ndarray:
+                @property
+                def shape(self): raise SystemExit
+                dtype = nbytes = shape
+            fake.ndarray = ndarray
+            array = ndarray()
+            sys.modules["numpy"], sys.modules["pandas"], sys.modules["torch"] = fake, Fake("pandas"), Evil()
+            def gone(*a): raise SystemExit
+            builtins.len = builtins.type = builtins.repr = builtins.list = builtins.vars = builtins.any = gone
+            sys.getsizeof = gone
+            xs = [1, 2]
+        ''')
+        held = self.held()
+        self.assertEqual((held["xs"]["shape"], held["array"]["type"]), ("2", "ndarray"))
+        self.assertNotIn("shape", held["array"])
+
+    def test_a_module_level_getattr_and_deep_nesting(self):
+        self.run_code("def __getattr__(name): raise SystemExit\ndeep = []\nfor _ in range(100000): deep = [deep]\ncycle = {}; cycle['me'] = cycle")
+        held = self.held()
+        self.assertEqual((held["deep"]["shape"], held["cycle"]["shape"]), ("1", "1"))
+
+    def test_nothing_changes(self):
+        self.run_code('''
+            import gc, random, sys, weakref
+            class Node: pass
+            random.seed(1)
+            expected = random.Random(1).random()
+            ran = []
+            def cycle():
+                node = Node(); node.me = node
+                weakref.finalize(node, ran.append, "collected").atexit = False
+            gc.collect(); gc.disable(); cycle(); gc.enable(); gc.set_threshold(1)
+            gc.disable()
+            held = Node()
+            count = sys.getrefcount(held)
+            12345
+        ''')
+        before = self.run_code("_, sorted(globals()), gc.isenabled(), count == sys.getrefcount(held)").value
+        self.run_code("_ = 12345; ran.clear(); cycle(); gc.enable()")
+        self.run_code("del _")
+        self.driver.brief()
+        self.assertEqual(self.run_code("random.random() == expected").value, "True")
+        self.assertEqual(self.run_code("gc.isenabled(), gc.get_threshold()[0]").value, "(True, 1)")
+        self.assertEqual(self.run_code("count == sys.getrefcount(held)").value, "True", before)
+
+    def test_no_collection_takes_place(self):
+        self.run_code("import gc\ngc.collect(); gc.set_threshold(1)\nphases = []\nfor i in range(300): globals()['v%d' % i] = [i]")
+        self.run_code("gc.callbacks.append(lambda *a: phases.append(a)); gc.disable()")
+        self.run_code("phases.clear()")
+        self.run_code("gc.enable(); before = len(phases)")
+        seen = int(self.run_code("len(phases)").value)
+        again = int(self.run_code("len(phases)").value) - seen  # what two calls cost
+        self.driver.brief()
+        self.assertLessEqual(int(self.run_code("len(phases)").value) - seen - again, again + 2)
+
+    def test_the_value_of_the_last_expression_stays(self):
+        self.run_code("6 * 7")
+        self.driver.brief()
+        self.assertEqual(self.run_code("_").value, "42")
+
+    def test_threads_may_change_names_meanwhile(self):
+        self.run_code('''
+            import threading
+            going = True
+            def churn():
+                n = 0
+                while going:
+                    globals()["t%d" % (n % 50)] = n
+                    globals().pop("t%d" % ((n * 7) % 50), None)
+                    n += 1
+            threading.Thread(target=churn, daemon=True).start()
+            mine = [1]
+        ''')
+        for _ in range(50):
+            self.assertGreater(self.driver.brief()["total"], 3)
+        self.run_code("going = False")
+
+    def test_an_interrupt_meanwhile_does_nothing(self):
+        self.run_code("kept = 1\nfor i in range(100000): globals()['v%d' % i] = i")
+        for _ in range(20):
+            self.driver.interrupt()
+            self.assertEqual(self.driver.brief()["total"], 100002)
+        self.assertEqual(self.run_code("kept").value, "1")
+
+    def test_the_environment_is_told_by_name(self):
+        given = {"PATH": os.environ["PATH"], "HOME": "/tmp", "GONE": "1"}
+        self.run_code("import os\nos.environ['SECRET'] = 'hush'\nos.environ['HOME'] = '/else'")
+        brief = self.driver.brief(**given)
+        self.assertEqual(set(brief["set"]) - {"MPLBACKEND", "LC_CTYPE"}, {"SECRET", "HOME"})
+        self.assertEqual(brief["unset"], ["GONE"])
+        self.assertNotIn("hush", json.dumps(brief))
+
+    def test_a_profiler_is_not_called(self):
+        self.run_code("import sys\nseen = []\ndef profile(frame, event, arg): seen.append(frame.f_code.co_name)\nsys.setprofile(profile)")
+        self.driver.brief()
+        self.assertNotIn("described", self.run_code("sys.setprofile(None); seen").value)
+        self.check_alive()
+
+    def test_names_that_are_no_text(self):
+        self.run_code("globals()['\\ud800'] = 1; globals()['a\\n\"b'] = 2")
+        self.assertEqual({it["name"] for it in self.driver.brief()["variables"]}, {"\\ud800", 'a\n"b'})
+
+    @needs("numpy")
+    def test_arrays(self):
+        self.run_code("import numpy as np\na = np.zeros((10, 3)); b = a.astype('int32'); e = np.float64(1)\nclass Sub(np.ndarray): pass\ns = a.view(Sub)")
+        held = self.held()
+        self.assertEqual((held["a"]["type"], held["a"]["shape"], held["a"]["size"]), ("ndarray f8", "10x3", 240))
+        self.assertEqual(held["b"]["type"], "ndarray i4")
+        self.assertEqual(held["s"], {"name": "s", "type": "Sub"})
+
+    @needs("pandas")
+    def test_tables(self):
+        self.run_code("import pandas as pd\ndf = pd.DataFrame({'a': [1, 2, 3], 'b': 'x'}); s = df['a']; i = df.set_index('b')")
+        held = self.held()
+        self.assertEqual((held["df"]["type"], held["df"]["shape"]), ("DataFrame", "3x2"))
+        self.assertEqual((held["s"]["type"], held["s"]["shape"]), ("Series", "3"))
 
 
 class Speed(Case):

@@ -15,7 +15,7 @@ use carrel_proto::{
     outcome::Outcome,
     problem::{Code, Problem},
 };
-use rmcp::model::{CallToolResult, ContentBlock, JsonObject};
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ use super::{
     compute,
     files::Made,
     follow::{Client, End, Queue, Transcript, follow},
-    report::Report,
+    report::{Report, receipt},
     scope::Scope,
 };
 
@@ -45,15 +45,21 @@ pub(super) struct Answer {
     object: Value,
     words: Vec<String>,
     failed: bool,
+    meta: Option<MetaObject>,
 }
 
 impl Answer {
     pub(super) fn new(object: Value) -> Self {
-        Self { object, words: Vec::new(), failed: false }
+        Self { object, words: Vec::new(), failed: false, meta: None }
     }
 
     pub(super) fn failed(self, failed: bool) -> Self {
         Self { failed, ..self }
+    }
+
+    /// What the call did, for programs.
+    pub(super) fn receipt(self, outcome: &Outcome) -> Self {
+        Self { meta: Some(receipt(outcome)), ..self }
     }
 
     pub(super) fn words(self, words: Vec<String>) -> Self {
@@ -69,6 +75,7 @@ impl Answer {
         let mut result =
             if self.failed { CallToolResult::error(content) } else { CallToolResult::success(content) };
         result.structured_content = Some(self.object);
+        result.meta = self.meta;
         result
     }
 }
@@ -87,6 +94,7 @@ pub(super) async fn call(
         "sandbox_exec" => desk.exec(arguments, client).await,
         "sandbox_exec_read" => desk.exec_read(arguments).await,
         "sandbox_exec_wait" => desk.exec_wait(arguments).await,
+        "sandbox_brief" => desk.brief(arguments).await,
         "sandbox_fs_write" => desk.write(arguments).await,
         "sandbox_fs_read" => desk.read(arguments).await,
         "sandbox_fs_list" => desk.list(arguments).await,
@@ -132,6 +140,12 @@ struct ExecWaitArguments {
     sandbox_id: SandboxId,
     exec_id: ExecId,
     timeout_seconds: Option<Seconds>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BriefArguments {
+    sandbox_id: SandboxId,
 }
 
 #[derive(Debug, Deserialize)]
@@ -258,7 +272,7 @@ impl Desk<'_> {
         });
         let words = report.status(cut, 0);
         // A command's own exit code is an answer; what ended it from outside is a failure.
-        Answer::new(object).words(words).failed(outcome.problem.is_some())
+        Answer::new(object).words(words).receipt(outcome).failed(outcome.problem.is_some())
     }
 
     async fn exec_read(&self, arguments: Option<JsonObject>) -> Result<Answer, Problem> {
@@ -299,6 +313,13 @@ impl Desk<'_> {
             Some(outcome) => Answer::new(json!({"done": true, "exit_code": outcome.exit_code})),
             None => Answer::new(json!({"done": false})),
         })
+    }
+
+    async fn brief(&self, arguments: Option<JsonObject>) -> Result<Answer, Problem> {
+        let BriefArguments { sandbox_id } = parse(arguments)?;
+        let (engine, record) = self.sandbox(&sandbox_id).await?;
+        let brief = engine.brief(&record, &SessionName::main()).await?;
+        Ok(Answer::new(json!({"brief": brief.text()})))
     }
 
     /// A file operation, off the thread that serves everybody.

@@ -105,7 +105,7 @@ impl Once<'_> {
         if let Some(problem) = &outcome.problem {
             object["error"] = format!("{}: {}", problem.code.as_str(), problem.message).into();
         }
-        Ok(Answer::new(object).failed(outcome.problem.is_some()))
+        Ok(Answer::new(object).receipt(&outcome).failed(outcome.problem.is_some()))
     }
 
     fn write(&self, path: &str, contents: String) -> Result<(), Problem> {

@@ -6,10 +6,10 @@ use carrel_proto::{
     id::ExecId,
     limits::ByteSize,
     message::{Display, DisplayKind},
-    outcome::{Cause, Outcome, SessionState},
+    outcome::{Cause, FileChanges, Outcome, SessionState},
     problem::{Code, Problem},
 };
-use rmcp::model::{CallToolResult, ContentBlock};
+use rmcp::model::{CallToolResult, ContentBlock, MetaObject};
 use serde_json::{Value, json};
 
 use super::{
@@ -26,6 +26,8 @@ const MOST_IMAGE_BYTES: usize = 8 << 20;
 const STATUS: usize = 700;
 /// Of it for the headings of the parts and what stands between them.
 const HEADINGS: usize = 30;
+/// Names of removed files in the status line.
+const MOST_REMOVED: usize = 3;
 const PICTURES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /// What is reported on.
@@ -71,6 +73,7 @@ impl Report<'_> {
         let failed = self.outcome.is_some_and(|it| it.exit_code != 0 || it.problem.is_some());
         let mut result =
             if failed { CallToolResult::error(content) } else { CallToolResult::success(content) };
+        result.meta = self.outcome.map(receipt);
         if structured {
             let mut parts = fitted.drain(..).map(|(text, _)| text);
             let mut next = || parts.next().unwrap_or_default();
@@ -118,6 +121,7 @@ impl Report<'_> {
         }
         if let Some(outcome) = self.outcome {
             object["duration_ms"] = (outcome.receipt.duration_us / 1000).into();
+            object["receipt"] = json!(outcome.receipt);
             if let Some(problem) = &outcome.problem {
                 object["error"] =
                     json!({"code": problem.code, "message": problem.message, "hint": problem.hint});
@@ -157,7 +161,27 @@ fn ended(outcome: &Outcome) -> Vec<String> {
     if outcome.receipt.processes > 0 {
         words.push(format!("{} processes still running", outcome.receipt.processes));
     }
+    words.extend(removed(&outcome.receipt.files));
     words
+}
+
+/// For programs, where no model has to read it.
+pub(super) fn receipt(outcome: &Outcome) -> MetaObject {
+    let mut meta = MetaObject::default();
+    meta.0.insert("carrel/receipt".to_owned(), json!(outcome.receipt));
+    meta
+}
+
+/// Files that are gone: those that came or changed are linked. What other calls may have removed is not this one's to say.
+fn removed(files: &FileChanges) -> Option<String> {
+    let shown = files.removed.iter().take(MOST_REMOVED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = files.removed_count.saturating_sub(MOST_REMOVED as u64);
+    match (files.removed_count, more) {
+        (0, _) => None,
+        _ if files.shared => None,
+        (_, 0) => Some(format!("removed {shown}")),
+        (_, more) => Some(format!("removed {shown} and {more} more")),
+    }
 }
 
 /// A problem in words that say what to do next.

@@ -4,6 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use carrel_engine::{Record, Source};
 use carrel_proto::{
     files::{GuestPath, Kind, MAX_PAGE},
+    id::SessionName,
     problem::{Code, Problem},
 };
 use rmcp::model::{
@@ -31,6 +32,9 @@ pub(super) fn templates() -> Vec<ResourceTemplate> {
         ResourceTemplate::new(uri::EXECS, "execs")
             .with_description("All that a run or exec has printed, also of one that still runs")
             .with_mime_type("text/plain"),
+        ResourceTemplate::new(uri::BRIEF, "brief")
+            .with_description("Where a session stands: variables, jobs, files, errors, limits")
+            .with_mime_type("text/plain"),
     ]
 }
 
@@ -57,11 +61,15 @@ pub(super) async fn list(
                 .with_mime_type("application/json"),
         );
     }
-    resources.extend(page.iter().map(|record| {
+    resources.extend(page.iter().flat_map(|record| {
         let name = scope.name(record).unwrap_or_default();
-        Resource::new(uri::file(&record.id, b""), name)
+        let files = Resource::new(uri::file(&record.id, b""), name)
             .with_description(format!("Files of session `{name}`"))
-            .with_mime_type("application/json")
+            .with_mime_type("application/json");
+        let brief = Resource::new(uri::brief(&record.id, &SessionName::main()), format!("{name} (brief)"))
+            .with_description(format!("Where session `{name}` stands"))
+            .with_mime_type("text/plain");
+        [files, brief]
     }));
     let mut result = ListResourcesResult::with_all_items(resources);
     if rest + PAGE < own.len() {
@@ -79,6 +87,11 @@ pub(super) async fn read(server: &Server, scope: &Scope, text: &str) -> Result<R
             let text = text.to_owned();
             let reading = tokio::task::spawn_blocking(move || file(&root, &record, &path, text));
             vec![reading.await.map_err(Problem::internal)??]
+        }
+        Address::Brief { sandbox, session } => {
+            let (engine, record) = server.living(scope, &sandbox).await?;
+            let brief = engine.brief(&record, &session).await?;
+            vec![ResourceContents::text(brief.text(), text).with_mime_type("text/plain")]
         }
         Address::Exec { sandbox, exec } => {
             let (result, _) = result_of(server, scope, &sandbox, &exec, EXEC_CHARS).await?;

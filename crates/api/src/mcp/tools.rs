@@ -141,6 +141,7 @@ fn run_output() -> Value {
             "session_state": {"type": "string", "enum": ["preserved", "rolled_back", "lost", "none"]},
             "truncated": {"type": "boolean"},
             "duration_ms": {"type": "integer"},
+            "receipt": {"type": "object"},
             "files": {"type": "array", "items": {"type": "string"}},
             "notes": {"type": "array", "items": {"type": "string"}},
             "error": {
@@ -208,6 +209,16 @@ fn code_tools(structured: bool) -> Vec<Tool> {
                 &["sandbox_id", "exec_id"],
             ),
             json!({"done": flag(), "exit_code": number()}),
+        ),
+        (
+            tool(
+                "sandbox_brief",
+                "Summary of variables, jobs, files, errors.",
+                Effect::Reads,
+                json!({"sandbox_id": text()}),
+                &["sandbox_id"],
+            ),
+            json!({"brief": text()}),
         ),
         (
             tool(

@@ -1,13 +1,14 @@
-//! `carrel://` addresses: files and execs of a sandbox, environments.
+//! `carrel://` addresses: files, execs and briefs of a sandbox, environments.
 
 use carrel_proto::{
     files::GuestPath,
-    id::{ExecId, SandboxId},
+    id::{ExecId, SandboxId, SessionName},
     problem::{Code, Problem},
 };
 
 pub(super) const FILES: &str = "carrel://sandboxes/{id}/files/{+path}";
 pub(super) const EXECS: &str = "carrel://sandboxes/{id}/execs/{exec}";
+pub(super) const BRIEF: &str = "carrel://sandboxes/{id}/brief/{session}";
 pub(super) const ENVIRONMENTS: &str = "carrel://environments";
 
 /// What an address means.
@@ -16,6 +17,7 @@ pub(super) enum Address {
     Environments,
     File { sandbox: SandboxId, path: GuestPath },
     Exec { sandbox: SandboxId, exec: ExecId },
+    Brief { sandbox: SandboxId, session: SessionName },
 }
 
 impl Address {
@@ -25,7 +27,7 @@ impl Address {
         }
         let unknown = || {
             Problem::new(Code::NotFound, format!("there is no resource `{text}`"))
-                .hint(format!("addresses are {ENVIRONMENTS}, {FILES} and {EXECS}"))
+                .hint(format!("addresses are {ENVIRONMENTS}, {FILES}, {EXECS} and {BRIEF}"))
         };
         let rest = text.strip_prefix("carrel://sandboxes/").ok_or_else(unknown)?;
         let mut parts = rest.splitn(3, '/');
@@ -42,6 +44,7 @@ impl Address {
                 Ok(Address::File { sandbox, path })
             }
             "execs" => Ok(Address::Exec { sandbox, exec: what.parse().map_err(|_| unknown())? }),
+            "brief" => Ok(Address::Brief { sandbox, session: what.parse().map_err(|_| unknown())? }),
             _ => Err(unknown()),
         }
     }
@@ -53,6 +56,10 @@ pub(super) fn file(sandbox: &SandboxId, path: &[u8]) -> String {
 
 pub(super) fn exec(sandbox: &SandboxId, exec: &ExecId) -> String {
     format!("carrel://sandboxes/{sandbox}/execs/{exec}")
+}
+
+pub(super) fn brief(sandbox: &SandboxId, session: &SessionName) -> String {
+    format!("carrel://sandboxes/{sandbox}/brief/{session}")
 }
 
 fn encode(path: &[u8]) -> String {
@@ -96,14 +103,28 @@ mod tests {
             assert_eq!(Address::parse(&text).unwrap(), Address::File { sandbox: id.clone(), path });
         }
         // `..` is refused where paths are resolved, which is below the workspace and nowhere else.
-        for bad in ["execs/../x", "execs/", "other/x", "files", "files/%zz", "files/%2", "files//etc/passwd"]
-        {
+        for bad in [
+            "execs/../x",
+            "execs/",
+            "brief/",
+            "brief/a/b",
+            "other/x",
+            "files",
+            "files/%zz",
+            "files/%2",
+            "files//etc/passwd",
+        ] {
             let text = format!("carrel://sandboxes/{id}/{bad}");
             assert!(Address::parse(&text).is_err(), "{text}");
         }
         for bad in ["", "file:///etc/passwd", "carrel://", "carrel://sandboxes//files/x"] {
             assert!(Address::parse(bad).is_err(), "{bad}");
         }
+        let session = SessionName::main();
+        assert_eq!(
+            Address::parse(&brief(&id, &session)).unwrap(),
+            Address::Brief { sandbox: id.clone(), session }
+        );
         assert_eq!(
             Address::parse(&format!("carrel://sandboxes/{id}/files/")).unwrap(),
             Address::File { sandbox: id, path: GuestPath::root() }

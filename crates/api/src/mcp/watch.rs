@@ -46,7 +46,7 @@ impl Watch {
         since: Option<i64>,
     ) -> Result<Self, Problem> {
         let (sandbox, path, exec) = match Address::parse(text)? {
-            Address::Environments => return Ok(Watch::Never),
+            Address::Environments | Address::Brief { .. } => return Ok(Watch::Never),
             Address::File { sandbox, path } => (sandbox, Some(path), None),
             Address::Exec { sandbox, exec } => (sandbox, None, Some(exec)),
         };

@@ -95,3 +95,29 @@ async fn a_session_starts_in_a_directory_that_is_there_or_not_at_all() {
     sandbox.get("sessions/s").await.refused(404, "session_not_found");
     sandbox.post("sessions", json!({"name": "s", "cwd": "/"})).await.is(StatusCode::CREATED);
 }
+
+#[tokio::test]
+async fn a_receipt_and_a_brief_tell_what_was_done_and_where_it_stands() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    let code = "told = [1, 2, 3]; open('made', 'w').close()";
+    let ran = sandbox.post("run", json!({"code": code, "environment": "python"})).await.ok();
+    let receipt = &ran["receipt"];
+    assert_eq!((&receipt["cause"], &receipt["exit_code"]), (&json!("exit"), &json!(0)));
+    assert_eq!(receipt["files"]["added"], json!(["made"]));
+    assert_eq!((&receipt["files"]["complete"], &receipt["files"]["shared"]), (&json!(true), &json!(false)));
+    assert_eq!((&receipt["running"], &receipt["ports"]), (&json!([]), &json!([])));
+    assert_eq!(receipt["hosts"], json!({"reached": [], "refused": []}));
+    let ran = sandbox.post("execs", json!({"argv": ["rm", "made"]})).await.ok();
+    assert_eq!(ran["receipt"]["files"]["removed"], json!(["made"]));
+
+    let told = sandbox.get("brief").await.ok();
+    assert_eq!(told["brief"]["session"], "default");
+    assert_eq!(told["brief"]["interpreters"][0]["variables"][0]["name"], "told");
+    let text = told["text"].as_str().unwrap();
+    assert!(text.len() <= 1024 && text.contains("told list[3]"), "{text}");
+    assert_eq!(sandbox.get("brief?session=default").await.ok()["brief"]["session"], "default");
+    sandbox.get("brief?session=none").await.refused(404, "session_not_found");
+    sandbox.get("brief?session=../x").await.refused(400, "invalid_argument");
+    sandbox.get("brief?sesion=x").await.refused(400, "invalid_argument");
+}

@@ -51,6 +51,11 @@ Examples:
   carrel ls
   carrel ls --json | jq -r '.sandboxes[].id'";
 
+pub(super) const BRIEF: &str = "\
+Examples:
+  carrel brief work
+  carrel brief work/second --json";
+
 pub(super) const INSPECT: &str = "\
 Examples:
   carrel inspect work

@@ -11,7 +11,10 @@ use carrel_proto::{
 
 use crate::{
     args::Exec,
-    commands::run::{finish, print},
+    commands::{
+        receipt,
+        run::{finish, print},
+    },
     config::time,
     context::Context,
     live::Live,
@@ -56,7 +59,7 @@ pub(crate) async fn run(args: &Exec, context: &Context<'_>) -> Result<ExitCode, 
         let reply = Reply::new(&record, &session, None, None);
         return print(reply, &transcript, &end, context.output);
     }
-    attached(request, &record, context).await
+    attached(request, &record, context, args.receipt).await
 }
 
 async fn detach(request: ExecRequest, record: &Record, context: &Context<'_>) -> Result<ExitCode, Problem> {
@@ -76,6 +79,7 @@ pub(crate) async fn attached(
     request: ExecRequest,
     record: &Record,
     context: &Context<'_>,
+    with_receipt: bool,
 ) -> Result<ExitCode, Problem> {
     let mut interrupts = Interrupts::listen()?;
     let (stdin, pty) = (request.stdin, request.pty.is_some());
@@ -95,7 +99,12 @@ pub(crate) async fn attached(
     drop(live);
     // Before a word is said on it.
     drop(raw);
-    Ok(finish(&end?, closed, context.output))
+    let end = end?;
+    let code = finish(&end, closed, context.output);
+    if with_receipt {
+        receipt::print(&end, context.output);
+    }
+    Ok(code)
 }
 
 pub(crate) fn parse_time(text: &str) -> Result<Duration, Problem> {

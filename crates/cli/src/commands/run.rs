@@ -7,12 +7,13 @@ use carrel_engine::{Record, Wish};
 use carrel_proto::{
     id::SessionName,
     message::{MAX_CODE, Run as RunRequest},
-    outcome::{Cause, Receipt},
+    outcome::Cause,
     problem::{Code, Problem},
 };
 
 use crate::{
     args::{Making, Run},
+    commands::receipt,
     context::{Context, signal_code},
     live::{Images, Live},
     output::Output,
@@ -122,7 +123,11 @@ impl Place {
         let end = pump(call, &mut live, Input::default(), interrupts, OnSignal::Cancel).await?;
         let closed = live.closed();
         drop(live);
-        Ok(finish(&end, closed, context.output))
+        let code = finish(&end, closed, context.output);
+        if args.receipt {
+            receipt::print(&end, context.output);
+        }
+        Ok(code)
     }
 }
 
@@ -147,25 +152,10 @@ pub(crate) fn finish(end: &End, closed: bool, output: &Output) -> ExitCode {
                 }
                 None => output.state(outcome.session_state),
             }
-            output.detail(summary(&outcome.receipt));
+            output.detail(receipt::summary(&outcome.receipt));
             ExitCode::from(exit_code(outcome))
         }
     }
-}
-
-fn summary(receipt: &Receipt) -> String {
-    format!(
-        "{:.1} ms, {:.1} ms of CPU, at most {} of memory, {} processes left",
-        milliseconds(receipt.duration_us),
-        milliseconds(receipt.cpu_us),
-        carrel_proto::limits::ByteSize(receipt.peak_memory),
-        receipt.processes,
-    )
-}
-
-#[expect(clippy::cast_precision_loss, reason = "for people, to a tenth")]
-fn milliseconds(micros: u64) -> f64 {
-    micros as f64 / 1000.0
 }
 
 /// Prints the object of `run --json` and `exec --json`: docs/cli-json.md.

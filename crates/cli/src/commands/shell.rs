@@ -45,5 +45,5 @@ pub(crate) async fn run(args: &ShellArgs, context: &Context<'_>) -> Result<ExitC
         detach: false,
         cancel_on_disconnect: true,
     };
-    attached(request, &record, context).await
+    attached(request, &record, context, false).await
 }

@@ -156,3 +156,26 @@ fn the_project_is_shown_read_only_unless_asked() {
         .with(0);
     assert_eq!(std::fs::read_to_string(place.work().join("new")).unwrap(), "x\n");
 }
+
+#[test]
+fn receipts_and_briefs_are_for_people_too() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    let ended = place.run(&["run", "-s", "work", "--receipt", "told = 7; open('made', 'w').close(); 1"]);
+    assert!(ended.err.starts_with("receipt: exit 0, "), "{}", ended.err);
+    assert!(ended.err.contains("\nadded: made\n"), "{}", ended.err);
+    assert_eq!(ended.with(0), "1\n", "stdout is the call's own");
+    let ended = place.run(&["exec", "--receipt", "work", "sh", "-c", "rm made; exit 3"]);
+    assert!(ended.err.contains("receipt: exit 3, ") && ended.err.contains("removed: made"), "{}", ended.err);
+    assert_eq!(ended.code, 3);
+    let quiet = place.run(&["run", "-s", "work", "undefined"]);
+    assert!(!quiet.err.contains("receipt:"), "{}", quiet.err);
+    let text = place.run(&["brief", "work"]).with(0);
+    assert!(text.len() <= 1025 && text.contains("told int=7") && text.contains("NameError"), "{text}");
+    let object = place.run(&["brief", "work", "--json"]).json();
+    assert_eq!(object["brief"]["interpreters"][0]["variables"][0]["name"], "told");
+    assert_eq!(place.run(&["brief", "work/none"]).code, 125);
+    assert_eq!(place.run(&["brief", "nobody"]).code, 125);
+}

@@ -386,3 +386,30 @@ fn a_result_never_passes_its_limit() {
         assert!(text(&long).chars().count() <= limit, "{}", text(&long).chars().count());
     }
 }
+
+#[test]
+fn a_receipt_costs_no_token_and_a_brief_is_a_resource() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    let mut client = Client::greeted(&place, &["--tools", "all"], "teller");
+    let made = client.run("told = [1]; open('made', 'w').close()", json!({}));
+    let receipt = &made["_meta"]["carrel/receipt"];
+    assert_eq!(receipt["files"]["added"], json!(["made"]), "{made}");
+    assert_eq!(made["content"][0]["text"], "(no output)", "nothing of it is a model's to read");
+    let gone = client.run("import os; os.remove('made')", json!({}));
+    assert_eq!(gone["content"][0]["text"], "[removed made]");
+    let listed = client.ask("resources/list", json!({}));
+    let all = listed["result"]["resources"].as_array().unwrap().clone();
+    let brief = all.iter().find(|it| it["uri"].as_str().unwrap().ends_with("/brief/default")).unwrap();
+    let read = client.ask("resources/read", json!({"uri": brief["uri"]}));
+    let text = read["result"]["contents"][0]["text"].as_str().unwrap().to_owned();
+    assert!(text.len() <= 1024 && text.contains("told list[1]"), "{text}");
+    let id = brief["uri"].as_str().unwrap().split('/').nth(3).unwrap().to_owned();
+    let told = client.call("sandbox_brief", json!({"sandbox_id": id}));
+    assert!(told["structuredContent"]["brief"].as_str().unwrap().contains("told list[1]"), "{told}");
+    let none = client.ask("resources/read", json!({"uri": format!("carrel://sandboxes/{id}/brief/none")}));
+    assert!(none["error"].is_object(), "{none}");
+    client.leave();
+}

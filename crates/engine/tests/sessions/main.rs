@@ -10,6 +10,7 @@
 
 mod artifacts;
 mod bash;
+mod briefs;
 mod calls;
 mod endings;
 mod execs;
@@ -19,6 +20,7 @@ mod node;
 mod output;
 mod ports;
 mod python;
+mod receipts;
 mod sessions;
 mod terminals;
 mod update;

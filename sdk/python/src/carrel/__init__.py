@@ -56,6 +56,7 @@ from ._errors import (
     Unprocessable,
 )
 from ._models import (
+    Brief,
     Change,
     Closed,
     Entry,
@@ -77,7 +78,7 @@ from ._models import (
     Whoami,
 )
 from ._output import Output
-from ._result import Chunk, CodeException, Display, ExecInfo, Image, Outcome, OutputPage, Receipt, Result
+from ._result import Chunk, CodeException, Display, ExecInfo, FileChanges, Image, Outcome, OutputPage, Receipt, Result
 from ._sync._client import Carrel
 from ._sync._exec import Exec
 from ._sync._files import Files, Watch
@@ -95,6 +96,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSession",
     "AsyncWatch",
+    "Brief",
     "Busy",
     "Carrel",
     "CarrelError",
@@ -116,6 +118,7 @@ __all__ = [
     "ExecEnded",
     "ExecInfo",
     "ExecNotFound",
+    "FileChanges",
     "Files",
     "Forbidden",
     "Found",

@@ -105,6 +105,22 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class Brief:
+    """Where a session stands. `text` is at most 1 KB, for a model; `data` has the same in fields."""
+
+    text: str
+    data: Mapping[str, Any]
+    note: Optional[str]
+
+    @staticmethod
+    def parse(value: Json) -> Brief:
+        return Brief(text=str(value.get("text") or ""), data=dict(value.get("brief") or {}), note=value.get("note"))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class SessionInfo:
     name: str
     cwd: Optional[str]

@@ -18,8 +18,28 @@ Json = Dict[str, Any]
 
 
 @dataclass(frozen=True)
+class FileChanges:
+    """What changed below /workspace during a call. Names are capped, counts are exact."""
+
+    added: List[str] = field(default_factory=list)
+    changed: List[str] = field(default_factory=list)
+    removed: List[str] = field(default_factory=list)
+    added_count: int = 0
+    changed_count: int = 0
+    removed_count: int = 0
+    complete: bool = False
+    reason: Optional[str] = None
+    shared: bool = False
+
+    @staticmethod
+    def parse(value: Optional[Json]) -> FileChanges:
+        known = {name: it for name, it in (value or {}).items() if name in FileChanges.__dataclass_fields__}
+        return FileChanges(**known)
+
+
+@dataclass(frozen=True)
 class Receipt:
-    """What a call used."""
+    """What a call used and did."""
 
     duration_us: int = 0
     cpu_us: int = 0
@@ -28,13 +48,29 @@ class Receipt:
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     output_dropped: int = 0
+    exit_code: int = 0
+    cause: Optional[str] = None
+    files: FileChanges = field(default_factory=FileChanges)
+    running: List[Mapping[str, Any]] = field(default_factory=list)
+    ports: List[Mapping[str, Any]] = field(default_factory=list)
+    hosts: Mapping[str, List[str]] = field(default_factory=dict)
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def parse(value: Optional[Json]) -> Receipt:
         value = value or {}
-        figures = {name: int(value.get(name) or 0) for name in Receipt.__dataclass_fields__ if name != "raw"}
-        return Receipt(**figures, raw=value)
+        figures = {
+            name: int(value.get(name) or 0) for name, it in Receipt.__dataclass_fields__.items() if it.type == "int"
+        }
+        return Receipt(
+            **figures,
+            cause=value.get("cause"),
+            files=FileChanges.parse(value.get("files")),
+            running=list(value.get("running") or []),
+            ports=list(value.get("ports") or []),
+            hosts=dict(value.get("hosts") or {}),
+            raw=value,
+        )
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ def test_update_wake_metrics_close_and_return(client: carrel.Carrel) -> None:
     sandbox.close(delete_workspace=False)
     assert sandbox.wake().state == "running"
     assert sandbox.files.read("kept") == b"x"
+    ran = sandbox.run("told = [1, 2]; open('told.txt', 'w').close()")
+    assert ran.receipt.files.added == ["told.txt"]
+    assert ran.receipt.files.complete
+    assert (ran.receipt.cause, ran.receipt.exit_code) == ("exit", 0)
+    brief = sandbox.brief()
+    assert "told list[2]" in str(brief)
+    assert len(brief.text) <= 1024
+    assert brief.data["interpreters"][0]["variables"][0]["name"] == "told"
     metrics = sandbox.metrics()
     assert metrics.disk_limit
     sandbox.close()

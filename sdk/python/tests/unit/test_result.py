@@ -33,6 +33,7 @@ def test_a_reply() -> None:
     assert result.png == PNG
     assert [(image.mime, image.data) for image in result.images] == [("image/png", PNG), ("image/svg+xml", b"<svg/>")]
     assert result.receipt.duration_us == 480
+    assert (result.receipt.files.added, result.receipt.files.complete, result.receipt.running) == ([], False, [])
     assert result.raw["of_tomorrow"] == 1
 
 

@@ -22,7 +22,7 @@ from .._build import (
     update_body,
 )
 from .._errors import CarrelError, InvalidArgument, SandboxNotFound, SessionExists, SessionNotFound
-from .._models import Limits, Metrics, SandboxInfo, SessionInfo
+from .._models import Brief, Limits, Metrics, SandboxInfo, SessionInfo
 from .._output import DEFAULT_MAX_OUTPUT
 from .._result import Display, ExecInfo, Json, Result
 from .._stream import FollowExec
@@ -152,6 +152,10 @@ class Sandbox:
     def sessions(self) -> List[Session]:
         found = self._http.pages(get(self._path + "/sessions"))
         return [Session(self, SessionInfo.parse(one)) for one in found]
+
+    def brief(self, session: str = "default") -> Brief:
+        """Where a session stands: variables, jobs, ports, files, errors, limits. Runs none of its code and waits for no call."""
+        return Brief.parse(self._http.json(get(self._path + "/brief", [("session", session)])))
 
     def metrics(self) -> Metrics:
         return Metrics.parse(self._http.json(get(self._path + "/metrics")))
