@@ -10,7 +10,10 @@ use carrel_proto::{guest::Language, outcome::Exception};
 use rustix::io::{Errno, read, write};
 use serde::Deserialize;
 
-use crate::variables::Changes;
+use crate::{
+    undo::{History, Spared, Unspared},
+    variables::Changes,
+};
 
 /// How long an interpreter may take to say that it is ready.
 const START: Duration = Duration::from_secs(30);
@@ -47,6 +50,8 @@ pub(crate) struct Interpreter {
     scanned: usize,
     /// Standard output and error that came while no call was under way.
     pub(crate) background: [Background; 2],
+    /// The states that it can be taken back to.
+    pub(crate) history: History,
 }
 
 /// The newest of what came between calls, and how much was too much.
@@ -90,6 +95,18 @@ pub(crate) struct Reply {
     /// bash: a fresh shell has taken over the state; see `renew`.
     #[serde(default)]
     pub(crate) renewed: Option<serde::de::IgnoredAny>,
+    /// python: a spare has the state after this call.
+    #[serde(default)]
+    pub(crate) spare: Option<Spared>,
+    /// python: no spare could be made.
+    #[serde(default)]
+    pub(crate) unspared: Option<Unspared>,
+    /// python: a spare has taken over.
+    #[serde(default)]
+    pub(crate) restored: Option<Spared>,
+    /// python: all spares are gone, as asked for.
+    #[serde(default)]
+    pub(crate) dropped: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     pub(crate) display: Option<Box<serde_json::value::RawValue>>,
     #[serde(default)]
@@ -105,6 +122,9 @@ pub(crate) struct Done {
     /// until it has said so.
     #[serde(default)]
     pub(crate) renew: bool,
+    /// python: why the state as it is now cannot be kept by a copy.
+    #[serde(default)]
+    pub(crate) unspared: Option<String>,
 }
 
 /// What a read of the reply pipe brought.
@@ -135,7 +155,15 @@ impl Interpreter {
             line: Vec::new(),
             scanned: 0,
             background: Default::default(),
+            history: History::default(),
         }
+    }
+
+    /// Another process has taken over: it has as long as a new one to say that it is ready.
+    pub(crate) fn taken_over(&mut self) {
+        self.ready = false;
+        self.started = Instant::now();
+        self.interrupted = false;
     }
 
     /// When to stop waiting for a word of it, if nothing comes.

@@ -29,6 +29,7 @@ mod serve;
 mod session;
 mod spool;
 mod streams;
+mod undo;
 mod usage;
 mod variables;
 

@@ -197,7 +197,7 @@ pub(crate) struct Usage {
     pub(crate) peak_memory: u64,
 }
 
-fn children(pid: i32) -> Vec<i32> {
+pub(crate) fn children(pid: i32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
@@ -213,12 +213,13 @@ pub(crate) fn main_of(runner: i32) -> Option<i32> {
     children(runner).first().copied()
 }
 
-/// What runs below a runner besides its own process; and that process's use.
-pub(crate) fn below(runner: i32, with_usage: bool) -> (u32, Usage) {
-    let direct = children(runner);
-    let Some(main) = direct.first() else { return (0, Usage::default()) };
-    let others = direct[1..].iter().copied().chain(children(*main)).filter(|pid| is_running(*pid)).count();
-    let usage = if with_usage { usage(*main) } else { None };
+/// What runs below a runner besides its own process and that one's spares; and that process's use.
+pub(crate) fn below(runner: &Runner, spares: &[i32], with_usage: bool) -> (u32, Usage) {
+    let direct = children(runner.child.pid);
+    let Some(main) = runner.heir.or(direct.first().copied()) else { return (0, Usage::default()) };
+    let is_other = |pid: &i32| *pid != main && !spares.contains(pid) && is_running(*pid);
+    let others = direct.into_iter().chain(children(main)).filter(is_other).count();
+    let usage = if with_usage { usage(main) } else { None };
     (u32::try_from(others).unwrap_or(u32::MAX), usage.unwrap_or_default())
 }
 

@@ -1,7 +1,6 @@
 //! Each request becomes work here.
 
 use std::{
-    collections::BTreeMap,
     path::PathBuf,
     time::{Duration, Instant, SystemTime},
 };
@@ -78,6 +77,9 @@ impl Agent {
                 self.configure(limits, idle_timeout_s, max_lifetime_s);
                 Ok(Some(Event::Done))
             }
+            Request::Undo { session, language, calls } => {
+                self.undo(caller, tag, &session, language, calls).map(|()| None)
+            }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
             Request::Shutdown => {
@@ -109,7 +111,7 @@ impl Agent {
                 )
                 .hint("open it first"));
             }
-            self.open_session(OpenSession { name: name.clone(), cwd: None, env: BTreeMap::new() })?;
+            self.open_session(OpenSession { name: name.clone(), ..OpenSession::default() })?;
         }
         Ok(&self.sessions[name])
     }
@@ -136,8 +138,9 @@ impl Agent {
         env.extend(open.env.clone());
         let cwd = open.cwd.unwrap_or_else(|| places.workspace.clone());
         env.insert("PWD".into(), cwd.clone());
-        let session = Session::open(&self.thread, &self.config, cwd, env, open.env)
+        let mut session = Session::open(&self.thread, &self.config, cwd, env, open.env)
             .map_err(|error| Problem::internal(format!("opening session `{}`: {error}", open.name)))?;
+        session.undo_calls = open.undo_calls;
         self.sessions.insert(open.name, session);
         Ok(())
     }
@@ -234,6 +237,8 @@ impl Agent {
             state: State::Queued,
             code: String::new(),
             timeout,
+            taken_back: None,
+            closed_handles: 0,
         };
         self.execs.insert(number, exec);
         Ok(number)

@@ -124,7 +124,7 @@ pub(crate) fn run() -> io::Result<()> {
     };
     // Nearly every sandbox needs it, and its caller is not there yet.
     if let Err(problem) =
-        agent.open_session(OpenSession { name: SessionName::main(), cwd: None, env: BTreeMap::new() })
+        agent.open_session(OpenSession { name: SessionName::main(), ..OpenSession::default() })
     {
         crate::say(&problem.message);
     }
@@ -186,7 +186,9 @@ impl Agent {
         self.expire_writes(now);
         self.writes.iter().for_each(|write| sooner(write.deadline));
         self.give_up_silent_ones(now);
+        self.give_up_returns(now);
         self.interpreters.values().filter_map(Interpreter::overdue).for_each(&mut sooner);
+        self.interpreters.values().filter_map(|one| one.history.overdue()).for_each(&mut sooner);
         let busy = self.execs.values().any(|exec| exec.outcome().is_none());
         if let Some(watch) = &mut self.watch
             && let Some(due) = watch.due

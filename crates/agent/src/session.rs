@@ -29,6 +29,8 @@ pub(crate) struct Session {
     /// Those of them that a caller gave it.
     pub(crate) own: BTreeMap<String, String>,
     pub(crate) opened: SystemTime,
+    /// How many calls can be taken back; `None`: as many as in the sandbox's other sessions.
+    pub(crate) undo_calls: Option<u32>,
 }
 
 const SIGINT: u8 = 2;
@@ -38,9 +40,16 @@ const SIGINT: u8 = 2;
 pub(crate) struct Runner {
     pub(crate) child: Child,
     pub(crate) orders: OwnedFd,
+    /// The process that has taken the place of the one which the runner started.
+    pub(crate) heir: Option<i32>,
 }
 
 impl Runner {
+    /// The runner's process, as long as it lives.
+    pub(crate) fn main(&self) -> Option<i32> {
+        self.heir.or_else(|| process::main_of(self.child.pid))
+    }
+
     /// Passes a signal on to the process group of the runner's process.
     pub(crate) fn signal(&self, signal: u8) {
         // A runner that is gone has nothing left to signal.
@@ -50,7 +59,7 @@ impl Runner {
     /// Interrupts the runner's process at once. By way of the runner it would arrive a moment later: in the next call.
     pub(crate) fn interrupt(&self) {
         use rustix::process::{Signal, kill_process_group};
-        match process::main_of(self.child.pid) {
+        match self.main() {
             Some(main) => drop(kill_process_group(userns::pid(main), Signal::INT)),
             None => self.signal(SIGINT),
         }
@@ -97,7 +106,7 @@ impl Session {
         } else {
             None
         };
-        Ok(Self { init, cwd, env, own, opened: SystemTime::now() })
+        Ok(Self { init, cwd, env, own, opened: SystemTime::now(), undo_calls: None })
     }
 
     /// Starts a runner in this session.
@@ -111,7 +120,7 @@ impl Session {
             }
             runner::run(thread, theirs, launch)
         })?;
-        Ok(Runner { child, orders: mine })
+        Ok(Runner { child, orders: mine, heir: None })
     }
 
     /// A runner was killed: what it left goes to the session's init, and is nobody's any more. Its line closes a moment

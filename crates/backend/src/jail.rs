@@ -151,6 +151,7 @@ impl Jail {
             idle_timeout_s: request.idle_timeout_s,
             max_lifetime_s: request.max_lifetime_s,
             first: request.first,
+            undo_calls: request.undo_calls,
         };
         Ok(BoxSpec {
             directory: directory.clone(),

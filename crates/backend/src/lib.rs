@@ -46,6 +46,8 @@ pub struct BoxRequest {
     pub workspace: Option<workspace::Kind>,
     /// The language of the first call, as far as it is known.
     pub first: Option<Language>,
+    /// How many calls can be taken back.
+    pub undo_calls: u32,
 }
 
 /// How strongly a sandbox is shut in.

@@ -94,7 +94,7 @@ impl Desk {
             Desk::Own(engine) => engine.ensure_session(record, name).await,
             Desk::Daemon(_) if *name == SessionName::main() => Ok(()),
             Desk::Daemon(client) => {
-                let open = OpenSession { name: name.clone(), cwd: None, env: Default::default() };
+                let open = OpenSession { name: name.clone(), ..OpenSession::default() };
                 match ask(client, record, &Request::OpenSession(open), Duration::ZERO).await {
                     Err(problem) if problem.code == Code::SessionExists => Ok(()),
                     other => other.map(drop),

@@ -78,6 +78,9 @@ pub struct Spec {
     pub project: Option<Project>,
     pub idle_timeout_s: u64,
     pub max_lifetime_s: u64,
+    /// How many calls can be taken back. Rows of before say nothing.
+    #[serde(default)]
+    pub undo_calls: u32,
     /// Gone after its one call; the process that made it is its owner.
     pub ephemeral: Option<Owner>,
 }

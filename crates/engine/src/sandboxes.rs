@@ -26,7 +26,7 @@ use carrel_proto::{
     guest::{EndReason, Language},
     id::{Key, SandboxId},
     limits::Limits,
-    message::{self, Request},
+    message::{self, DEFAULT_UNDO, MAX_UNDO, Request},
     problem::{Code, Problem},
 };
 
@@ -53,6 +53,9 @@ pub struct Wish {
     pub max_lifetime_s: u64,
     /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
     pub first: Option<Language>,
+    /// How many calls can be taken back; none: 0, nobody said anything: as many as usual.
+    #[serde(default)]
+    pub undo_calls: Option<u32>,
     /// Whose it is. That, and what follows from it, is for the front door to say and for nobody to write down.
     #[serde(skip)]
     pub tenant: Tenant,
@@ -265,6 +268,12 @@ impl Engine {
             project: wish.project.clone(),
             idle_timeout_s: if owner.is_some() { EPHEMERAL_IDLE_S } else { wish.idle_timeout_s },
             max_lifetime_s: wish.max_lifetime_s,
+            // Nobody comes back to take something back.
+            undo_calls: if owner.is_some() {
+                0
+            } else {
+                wish.undo_calls.unwrap_or(DEFAULT_UNDO).min(MAX_UNDO)
+            },
             ephemeral: owner,
         };
         let mut random = [0; 10];
@@ -339,6 +348,7 @@ impl Engine {
             max_lifetime_s: record.spec.max_lifetime_s,
             workspace: before.map(|placed| placed.workspace),
             first,
+            undo_calls: record.spec.undo_calls,
         };
         let placed = self.backend.create(&request)?;
         self.registry.set_placed(&record.id, &placed)?;

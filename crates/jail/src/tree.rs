@@ -15,9 +15,14 @@ const PASSES: usize = 64;
 
 /// Ends everything below `root`, but not `root` itself.
 pub fn kill_below(root: i32) {
+    kill_chosen(|| below(root));
+}
+
+/// Ends those that `choose` finds. It is asked several times, because what is to be ended may be making more of its kind.
+pub fn kill_chosen(choose: impl Fn() -> Vec<i32>) {
     let mut seen = 0;
     for _ in 0..PASSES {
-        let now = below(root);
+        let now = choose();
         for pid in &now {
             let _ = kill_process(userns::pid(*pid), Signal::STOP);
         }
@@ -26,7 +31,7 @@ pub fn kill_below(root: i32) {
         }
         seen = now.len();
     }
-    for pid in below(root) {
+    for pid in choose() {
         let _ = kill_process(userns::pid(pid), Signal::KILL);
     }
 }

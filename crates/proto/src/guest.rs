@@ -124,6 +124,9 @@ pub struct AgentConfig {
     /// The language of the call that the sandbox is made for: its interpreter starts with the agent.
     #[serde(default)]
     pub first: Option<Language>,
+    /// How many calls can be taken back, in sessions that do not say otherwise.
+    #[serde(default)]
+    pub undo_calls: u32,
 }
 
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.

@@ -22,6 +22,10 @@ use crate::{
 
 /// Raised with every incompatible change. Engine and agent of different versions refuse each other politely.
 pub const PROTOCOL: u32 = 2;
+/// Calls that can be taken back unless somebody wants another number.
+pub const DEFAULT_UNDO: u32 = 3;
+/// Most calls that can be taken back: each keeps a copy of the interpreter, as a process that shares what has not changed.
+pub const MAX_UNDO: u32 = 16;
 /// Largest piece of code of one run.
 pub const MAX_CODE: usize = 8 << 20;
 /// Most arguments plus variables of an exec: the kernel's own bound is near 2 MiB in bytes.
@@ -86,6 +90,13 @@ pub enum Request {
         set: BTreeMap<String, String>,
         #[serde(default)]
         unset: Vec<String>,
+    },
+    /// Takes back the last calls of an interpreter: of the one that ran last, unless a language is named.
+    Undo {
+        session: SessionName,
+        #[serde(default)]
+        language: Option<Language>,
+        calls: u32,
     },
     Status,
     Usage,
@@ -153,13 +164,16 @@ pub struct PtySize {
     pub cols: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct OpenSession {
     pub name: SessionName,
     #[serde(default)]
     pub cwd: Option<String>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// How many calls can be taken back; the sandbox's own number if it is not said.
+    #[serde(default)]
+    pub undo_calls: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -190,6 +204,15 @@ pub enum Event {
         ports: Vec<PortInfo>,
     },
     Dialed,
+    /// So many calls were taken back; so many more can be.
+    Undone {
+        language: Language,
+        calls: u32,
+        kept: usize,
+        /// Sockets, pipes and the like that were open in that state and are not.
+        #[serde(default)]
+        closed_handles: u32,
+    },
     Files(FileReply),
     Done,
     Failed(Problem),

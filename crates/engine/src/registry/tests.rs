@@ -16,6 +16,7 @@ pub(crate) fn claim(id: &str) -> Claim {
             project: None,
             idle_timeout_s: 60,
             max_lifetime_s: 600,
+            undo_calls: 3,
             ephemeral: None,
         },
         labels: Labels::default(),

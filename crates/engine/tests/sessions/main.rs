@@ -21,6 +21,7 @@ mod ports;
 mod python;
 mod sessions;
 mod terminals;
+mod undo;
 mod update;
 mod variables;
 mod world;

@@ -186,7 +186,8 @@ impl Sandbox {
 
     pub(crate) async fn open(&self, name: &str, cwd: Option<&str>, env: &[(&str, &str)]) {
         let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let open = OpenSession { name: named(name), cwd: cwd.map(str::to_owned), env };
+        let open =
+            OpenSession { name: named(name), cwd: cwd.map(str::to_owned), env, ..OpenSession::default() };
         assert!(self.engine.session(&self.record, open).await.unwrap(), "session {name} was open already");
     }
 
