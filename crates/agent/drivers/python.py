@@ -543,6 +543,13 @@ def serve():
 UNDO = r'''
 from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIGKILL, getitimer, setitimer
 from posix import getppid, kill
+from time import sleep
+
+try:
+    from select import poll
+    from posix import pidfd_open
+except ImportError:  # pidfd_open came with 3.9
+    poll = None
 
 SCORE = "/proc/self/oom_score_adj"
 OWN = set()  # spares that are this process's children
@@ -556,22 +563,20 @@ except (OSError, ValueError):
 
 def keep():
     """Sees to it that a spare has this state, and that there are no more spares than wanted."""
-    if call.undo and call.spared != call.last:
-        while spare():
-            pass  # taken over from the process that died: this state needs a spare again
-    let_go(call.undo + 1 if call.undo else 0)
+    attempt(let_go, call.undo + 1 if call.undo else 0)
+    while call.undo and call.spared != call.last and spare():
+        pass  # taken over from the process that died: this state needs a spare again
 
 
 def spare():
     """Forks. True in the fork, when it has taken over."""
-    number = call.last
-    let_go(call.undo)
-    reason = obstacle()
+    number, reason = call.last, obstacle()
     if reason is None:
         try:
+            let_go(call.undo)
             return fork_spare(number)
-        except OSError as exc:
-            reason = "no copy of the interpreter could be made: %s" % exc.strerror
+        except Exception as exc:  # no room for a process; or user code has changed what this needs
+            reason = "no copy of the interpreter could be made: %s" % exc
     tell('{"unspared":{"id":%d,"reason":%s}}' % (number, quote(reason)))
 
 
@@ -632,18 +637,14 @@ def wait_in_reserve(pipe, slot, parent):
 
 
 def await_end(pid):
-    from select import poll
-    from time import sleep
-
-    if not hasattr(posix, "pidfd_open"):  # before 3.9
+    if poll is None:
         return sleep(0.01)
-    fd = posix.pidfd_open(pid)
+    fd = pidfd_open(pid)
     try:
         if getppid() == pid:
             watch = poll()
-            watch.register(fd)
+            watch.register(fd, 1)
             watch.poll()
-            sleep(0.001)  # its children are given to another parent a moment after it counts as ended
     finally:
         close(fd)
 
@@ -742,15 +743,12 @@ def tell(line):
 
 
 def let_go(count):
-    """Ends the oldest spares beyond this many."""
-    for pid in list(OWN):
-        if ended(pid):  # user code has killed it
-            OWN.discard(pid)
-            drop([spare for spare in SPARES if spare[0] == pid])
+    """Ends the oldest spares beyond this many, and forgets those that were killed: by user code or by the agent."""
+    drop([spare for spare in SPARES if ended(spare[0])], False)
     drop(SPARES[:max(0, len(SPARES) - count)])
 
 
-def drop(spares):
+def drop(spares, alive=True):
     for item in spares:
         SPARES.remove(item)
         pid, slot, number = item
@@ -760,6 +758,8 @@ def drop(spares):
             close(slot)
         except OSError:
             pass
+        if not alive:
+            continue
         try:
             kill(pid, SIGKILL)
             if pid in OWN:
@@ -771,21 +771,21 @@ def drop(spares):
 
 def ended(pid):
     try:
-        return REAL["waitpid"](pid, posix.WNOHANG)[0] == pid
+        if pid not in OWN:  # of a process whose place this one has taken
+            return kill(pid, 0) is not None
+        if REAL["waitpid"](pid, posix.WNOHANG)[0] != pid:
+            return False
     except OSError:
-        return True
+        pass
+    OWN.discard(pid)
+    return True
 
 
 def obey(request):
-    """What the agent wants besides calls."""
-    if "undo" in request:
-        # The spare of that call takes over when this process ends.
-        drop([spare for spare in SPARES if spare[2] > request["undo"]])
-        settle()
-        _exit(0)
-    if "drop" in request:
-        drop(SPARES[:])
-        tell('{"dropped":true}')
+    """Goes back to the state after a call: its spare takes over when this process ends."""
+    drop([spare for spare in SPARES if spare[2] > request["undo"]])
+    settle()
+    _exit(0)
 
 
 # ---- `wait` without a pid must not see spares
@@ -820,7 +820,6 @@ def without_spares(name, real):
             if pid not in OWN:
                 return found
             ended(pid)
-            OWN.discard(pid)
         return real(*arguments, **named)
 
     wait.__name__ = wait.__qualname__ = name

@@ -104,9 +104,6 @@ pub(crate) struct Reply {
     /// python: a spare has taken over.
     #[serde(default)]
     pub(crate) restored: Option<Spared>,
-    /// python: all spares are gone, as asked for.
-    #[serde(default)]
-    pub(crate) dropped: Option<serde::de::IgnoredAny>,
     #[serde(default)]
     pub(crate) display: Option<Box<serde_json::value::RawValue>>,
     #[serde(default)]

@@ -80,6 +80,10 @@ impl Agent {
             Request::Undo { session, language, calls } => {
                 self.undo(caller, tag, &session, language, calls).map(|()| None)
             }
+            Request::DropSpares => {
+                self.drop_spares(None);
+                Ok(Some(Event::Done))
+            }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
             Request::Shutdown => {

@@ -223,9 +223,6 @@ impl Agent {
         if let Some(spared) = reply.restored {
             return self.heard_restored(id, spared);
         }
-        if reply.dropped.is_some() {
-            return;
-        }
         if reply.renewed.is_some() {
             interpreter.renewing = false;
             return;

@@ -28,6 +28,7 @@ use carrel_proto::{
     outcome::SessionState,
     problem::{Code, Problem},
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 
 use crate::{
@@ -212,16 +213,28 @@ impl Agent {
         self.interpreters.get(&id).map_or_else(Vec::new, |interpreter| interpreter.history.spares())
     }
 
-    /// Lets all spares of a session go, for whoever needs it without them. The next call of each interpreter makes one again.
-    #[expect(dead_code, reason = "a checkpoint calls it before it dumps the session")]
-    pub(crate) fn drop_spares(&mut self, session: &SessionName) {
+    /// Ends all spares, of one session or of all, for whoever needs it without them: their memory, or a session that is to be
+    /// written to disk. The next call of each interpreter makes one again before it begins.
+    pub(crate) fn drop_spares(&mut self, session: Option<&SessionName>) {
+        let mut ending = Vec::new();
         for (id, interpreter) in &mut self.interpreters {
-            let here = self.processes.get(id).is_some_and(|process| process.session == *session);
-            if here && interpreter.ready && interpreter.current.is_none() && interpreter.history.any_alive() {
-                interpreter.history.forget();
-                interpreter.unsent.extend_from_slice(b"{\"drop\":true}\n");
-                interpreter.flush();
+            let Some(process) = self.processes.get(id) else { continue };
+            if session.is_some_and(|session| process.session != *session)
+                || interpreter.history.is_returning()
+            {
+                continue;
             }
+            for spare in interpreter.history.spares.values().filter(|spare| spare.is_alive()) {
+                let pid = carrel_jail::userns::pid(spare.pid);
+                let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                ending.extend(pidfd);
+            }
+            interpreter.history.forget();
+        }
+        for pidfd in ending {
+            let moment = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&moment));
         }
     }
 

@@ -32,6 +32,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 mod tokens;
+pub mod undo;
 mod upgrade;
 
 use std::{

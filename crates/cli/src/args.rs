@@ -66,6 +66,9 @@ pub(crate) enum Command {
     /// Send a signal to a run or exec.
     #[command(after_help = ex::KILL)]
     Kill(Kill),
+    /// Take back the last calls of a session.
+    #[command(after_help = ex::UNDO)]
+    Undo(Undo),
     /// List sandboxes.
     #[command(after_help = ex::LS)]
     Ls,
@@ -165,6 +168,9 @@ pub(crate) struct Making {
     /// End the sandbox at this age.
     #[arg(long, value_name = "TIME")]
     pub(crate) max_lifetime: Option<String>,
+    /// How many calls can be taken back; 0 turns it off.
+    #[arg(long, value_name = "N")]
+    pub(crate) undo_calls: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -232,6 +238,18 @@ pub(crate) struct Kill {
     /// By name or number: TERM, SIGKILL, 9.
     #[arg(long, short, default_value = "TERM", value_parser = crate::signals::parse)]
     pub(crate) signal: i32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Undo {
+    /// NAME, NAME/SESSION or a sandbox id.
+    pub(crate) name: Target,
+    /// How many calls.
+    #[arg(long, short = 'k', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) calls: u32,
+    /// Of this interpreter instead of the one that ran last: python, bash or node.
+    #[arg(long = "env", short = 'e', value_name = "LANGUAGE")]
+    pub(crate) language: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -398,6 +416,7 @@ impl Making {
             (Key::Disk, "--disk", &self.disk),
             (Key::IdleTimeout, "--idle-timeout", &self.idle_timeout),
             (Key::MaxLifetime, "--max-lifetime", &self.max_lifetime),
+            (Key::UndoCalls, "--undo-calls", &self.undo_calls),
         ];
         let mut flags: Vec<Flag> = given
             .into_iter()

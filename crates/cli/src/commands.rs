@@ -17,6 +17,7 @@ mod run;
 mod serve;
 mod shell;
 mod token;
+mod undo;
 mod wait;
 
 use std::{io::Write, process::ExitCode};
@@ -81,6 +82,7 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Logs(args) => logs::run(args, &context).await,
         Command::Wait(args) => wait::run(args, &context).await,
         Command::Kill(args) => kill::run(args, &context).await,
+        Command::Undo(args) => undo::run(args, &context).await,
         Command::Ls => ls::run(&context).await,
         Command::Inspect(args) => inspect::run(args, &context).await,
         Command::Open(args) => open::run(args, &context).await,

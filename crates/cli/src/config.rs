@@ -133,6 +133,8 @@ pub(crate) struct Config {
     values: BTreeMap<Key, (Value, Origin)>,
     environments: BTreeMap<String, (Source, Origin)>,
     tools: BTreeMap<String, ToolSet>,
+    /// Of environments that say how many calls can be taken back.
+    undo_calls: BTreeMap<String, u32>,
     /// Files that were read.
     pub(crate) files: Vec<PathBuf>,
 }
@@ -179,7 +181,13 @@ impl Config {
         let environments = Environments::default();
         let presets =
             environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
-        Ok(Self { values, environments: presets.collect(), tools: BTreeMap::new(), files: Vec::new() })
+        Ok(Self {
+            values,
+            environments: presets.collect(),
+            tools: BTreeMap::new(),
+            undo_calls: BTreeMap::new(),
+            files: Vec::new(),
+        })
     }
 
     fn add_file(&mut self, path: &Path, author: Author) -> Result<bool, Problem> {
@@ -191,6 +199,7 @@ impl Config {
             self.environments.insert(name, (source, Origin::File(path.to_path_buf(), line)));
         }
         self.tools.extend(said.tools);
+        self.undo_calls.extend(said.undo_calls);
         self.files.push(path.to_path_buf());
         Ok(true)
     }
@@ -236,7 +245,12 @@ impl Config {
         let mut environments = Environments::default();
         for (name, (source, _)) in &self.environments {
             environments.add(name.clone(), source.clone());
+            let own = self.undo_calls.get(name).copied();
+            environments.set_undo_calls(name, own.unwrap_or_else(|| self.number(Key::UndoCalls)));
         }
+        // What a flag says holds for every environment.
+        let flag = self.values.get(&Key::UndoCalls).filter(|(_, origin)| matches!(origin, Origin::Flag(_)));
+        let undo_calls = flag.map(|_| self.number(Key::UndoCalls));
         let Some(state) = self.path(Key::State) else {
             return Err(Problem::new(Code::Config, "there is no place for carrel's state")
                 .hint("name one with --state DIR or CARREL_STATE"));
@@ -268,6 +282,7 @@ impl Config {
             timeout: self.time(Key::Timeout),
             idle_timeout: self.time(Key::IdleTimeout),
             max_lifetime: self.time(Key::MaxLifetime),
+            undo_calls,
             isolation: match self.value(Key::Isolation) {
                 Some(Value::Word("weak")) => IsolationLevel::Weak,
                 _ => IsolationLevel::Jail,
@@ -394,6 +409,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) max_lifetime: Duration,
+    /// As a flag says it.
+    pub(crate) undo_calls: Option<u32>,
     pub(crate) isolation: IsolationLevel,
     pub(crate) project: Option<Project>,
 }
@@ -409,6 +426,7 @@ impl Settings {
             // Rounded up: a part of a second is not nothing.
             idle_timeout_s: self.idle_timeout.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             max_lifetime_s: self.max_lifetime.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+            undo_calls: self.undo_calls,
             ..Wish::default()
         }
     }

@@ -4,12 +4,13 @@ use std::{path::Path, time::Duration};
 
 use carrel_engine::{
     Engine, Found, Record, Wish,
-    call::{Call, begin_on},
+    call::{Call, Undone, begin_on},
     files,
 };
 use carrel_files::Root;
 use carrel_proto::{
     files::{FileReply, FileRequest},
+    guest::Language,
     id::{ExecId, Key, SessionName},
     message::{Event, Exec, ExecInfo, OpenSession, Request, Run, Status},
     outcome::Outcome,
@@ -185,6 +186,27 @@ impl Desk {
             Desk::Daemon(client) => {
                 let request = Request::Signal { exec: exec.clone(), signal };
                 ask(client, record, &request, Duration::ZERO).await.map(drop)
+            }
+        }
+    }
+
+    pub(crate) async fn undo(
+        &self,
+        record: &Record,
+        session: &SessionName,
+        language: Option<Language>,
+        calls: u32,
+    ) -> Result<Undone, Problem> {
+        match self {
+            Desk::Own(engine) => engine.undo(record, session, language, calls).await,
+            Desk::Daemon(client) => {
+                let request = Request::Undo { session: session.clone(), language, calls };
+                match ask(client, record, &request, Duration::ZERO).await? {
+                    Event::Undone { language, calls, kept, closed_handles } => {
+                        Ok(Undone { language, calls, kept, closed_handles })
+                    }
+                    _ => Err(strange()),
+                }
             }
         }
     }

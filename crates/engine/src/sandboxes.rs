@@ -26,7 +26,7 @@ use carrel_proto::{
     guest::{EndReason, Language},
     id::{Key, SandboxId},
     limits::Limits,
-    message::{self, DEFAULT_UNDO, MAX_UNDO, Request},
+    message::{self, MAX_UNDO, Request},
     problem::{Code, Problem},
 };
 
@@ -53,7 +53,7 @@ pub struct Wish {
     pub max_lifetime_s: u64,
     /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
     pub first: Option<Language>,
-    /// How many calls can be taken back; none: 0, nobody said anything: as many as usual.
+    /// How many calls can be taken back. None: as many as the environment says.
     #[serde(default)]
     pub undo_calls: Option<u32>,
     /// Whose it is. That, and what follows from it, is for the front door to say and for nobody to write down.
@@ -261,6 +261,7 @@ impl Engine {
     ) -> Result<Option<Record>, Problem> {
         let environment = wish.environment.clone().unwrap_or_else(|| DEFAULT_ENVIRONMENT.to_owned());
         self.environments().source(&environment)?;
+        let undo_calls = wish.undo_calls.unwrap_or_else(|| self.environments().undo_calls(&environment));
         let spec = Spec {
             environment,
             limits: wish.limits.clone(),
@@ -269,11 +270,7 @@ impl Engine {
             idle_timeout_s: if owner.is_some() { EPHEMERAL_IDLE_S } else { wish.idle_timeout_s },
             max_lifetime_s: wish.max_lifetime_s,
             // Nobody comes back to take something back.
-            undo_calls: if owner.is_some() {
-                0
-            } else {
-                wish.undo_calls.unwrap_or(DEFAULT_UNDO).min(MAX_UNDO)
-            },
+            undo_calls: if owner.is_some() { 0 } else { undo_calls.min(MAX_UNDO) },
             ephemeral: owner,
         };
         let mut random = [0; 10];

@@ -98,6 +98,8 @@ pub enum Request {
         language: Option<Language>,
         calls: u32,
     },
+    /// Lets go of all states that are kept to be gone back to: their memory is free. The next calls keep new ones.
+    DropSpares,
     Status,
     Usage,
     /// What listens in the sandbox.

@@ -18,6 +18,8 @@ export interface SandboxSettings {
   limits?: Limits;
   idleTimeoutSeconds?: number;
   maxLifetimeSeconds?: number;
+  /** How many calls can be taken back; 0 turns it off. */
+  undoCalls?: number;
 }
 
 /** Which sandbox is meant, and how it is made. Nothing: a new one without a key. */
@@ -52,6 +54,7 @@ export interface SandboxInfo {
   enforced: Record<string, Enforced>;
   idleTimeoutSeconds: number | null;
   maxLifetimeSeconds: number | null;
+  undoCalls?: number;
   createdUnixMs: number;
   usedUnixMs: number;
   closeAtUnixMs: number | null;
@@ -59,6 +62,19 @@ export interface SandboxInfo {
   created?: boolean;
   /** What a person would be told: what had become of it, say. */
   note?: string | null;
+}
+
+/** What `undo` has brought. */
+export interface Undone {
+  sandbox: string;
+  session: string;
+  language: string;
+  /** So many calls were taken back. */
+  calls: number;
+  /** So many more can be. */
+  kept: number;
+  /** Sockets, pipes and the like that were open in that state and are closed now. */
+  closedHandles: number;
 }
 
 export interface SandboxMetrics {

@@ -46,6 +46,7 @@ pub(crate) struct Make {
     pub(crate) limits: Option<LimitsPatch>,
     pub(crate) idle_timeout_seconds: Option<u64>,
     pub(crate) max_lifetime_seconds: Option<u64>,
+    pub(crate) undo_calls: Option<u32>,
     /// The language of the call it is for.
     pub(crate) first: Option<Language>,
 }
@@ -65,6 +66,9 @@ impl Make {
         }
         if let Some(seconds) = self.max_lifetime_seconds {
             wish.max_lifetime_s = seconds_within("max_lifetime_seconds", seconds)?;
+        }
+        if let Some(calls) = self.undo_calls {
+            wish.undo_calls = Some(super::undo::calls_within(calls)?);
         }
         wish.labels = Labels::new(self.labels.unwrap_or_default())?;
         wish.first = self.first;
@@ -124,6 +128,7 @@ impl Place {
             limits: create.limits,
             idle_timeout_seconds: create.idle_timeout_seconds,
             max_lifetime_seconds: create.max_lifetime_seconds,
+            undo_calls: create.undo_calls,
             first: None,
         };
         Ok(Self { which, name, wish: make.wish(daemon, caller)? })

@@ -34,6 +34,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(get, update, close))
         .routes(routes!(wake))
         .routes(routes!(metrics))
+        .routes(routes!(super::undo::undo))
 }
 
 /// What a caller may say of a sandbox that may have to be made.
@@ -57,6 +58,9 @@ pub(crate) struct Create {
     pub(crate) idle_timeout_seconds: Option<u64>,
     #[schema(minimum = 1, maximum = 31_536_000)]
     pub(crate) max_lifetime_seconds: Option<u64>,
+    /// How many calls can be taken back; 0 turns it off.
+    #[schema(maximum = 16)]
+    pub(crate) undo_calls: Option<u32>,
     /// A sandbox spec: an object, or text in YAML or with the front matter of an agent file.
     #[schema(value_type = Option<Object>)]
     pub(crate) spec: Option<serde_json::Value>,
@@ -154,6 +158,8 @@ pub(crate) struct Sandbox {
     enforced: Option<Enforced>,
     idle_timeout_seconds: u64,
     max_lifetime_seconds: u64,
+    /// How many calls can be taken back.
+    undo_calls: u32,
     created_unix_ms: u64,
     used_unix_ms: u64,
     close_at_unix_ms: Option<u64>,
@@ -184,6 +190,7 @@ impl Sandbox {
             enforced: record.placed.as_ref().map(|placed| placed.enforced.clone()),
             idle_timeout_seconds: record.spec.idle_timeout_s,
             max_lifetime_seconds: record.spec.max_lifetime_s,
+            undo_calls: record.spec.undo_calls,
             created_unix_ms: record.created_unix_ms,
             used_unix_ms: record.used_unix_ms,
             close_at_unix_ms: record.close_at_unix_ms,

@@ -64,7 +64,7 @@ async fn create(
                 name: request.name,
                 cwd: request.cwd,
                 env: request.env,
-                undo_calls: request.undo_calls,
+                undo_calls: request.undo_calls.map(super::undo::calls_within).transpose()?,
             };
             if !opening.engine.session(&record, open).await? {
                 return Err(Problem::new(Code::SessionExists, format!("session `{name}` is open already"))

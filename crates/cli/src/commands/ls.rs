@@ -66,6 +66,7 @@ pub(crate) fn object(record: &Record) -> Value {
         "limits": record.spec.limits,
         "idle_timeout_seconds": record.spec.idle_timeout_s,
         "max_lifetime_seconds": record.spec.max_lifetime_s,
+        "undo_calls": record.spec.undo_calls,
         "ephemeral": record.spec.ephemeral.is_some(),
         "created_unix_ms": record.created_unix_ms,
         "used_unix_ms": record.used_unix_ms,

@@ -3,7 +3,10 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 pub(crate) use carrel_engine::nearest::nearest;
-use carrel_proto::limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT};
+use carrel_proto::{
+    limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT},
+    message::{DEFAULT_UNDO, MAX_UNDO},
+};
 
 /// A year: longer than any sandbox should wait, and far from overflow.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -14,6 +17,7 @@ pub(crate) enum Key {
     Isolation,
     IdleTimeout,
     MaxLifetime,
+    UndoCalls,
     Cpus,
     Memory,
     Pids,
@@ -57,6 +61,8 @@ pub(crate) enum Kind {
     },
     Size,
     Count,
+    /// Also none.
+    UpTo(u32),
     Cpus,
     Flag,
     Word(&'static [&'static str]),
@@ -73,11 +79,12 @@ pub(crate) enum Kind {
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 22] = [
+    pub(crate) const ALL: [Key; 23] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
         Key::MaxLifetime,
+        Key::UndoCalls,
         Key::Cpus,
         Key::Memory,
         Key::Pids,
@@ -107,6 +114,7 @@ impl Key {
             Key::Isolation => "isolation",
             Key::IdleTimeout => "session.idle_timeout_seconds",
             Key::MaxLifetime => "session.max_lifetime_seconds",
+            Key::UndoCalls => "session.undo_calls",
             Key::Cpus => "limits.cpus",
             Key::Memory => "limits.memory",
             Key::Pids => "limits.pids",
@@ -154,6 +162,7 @@ impl Key {
             Key::Cpus => Kind::Cpus,
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
             Key::Pids | Key::Execs => Kind::Count,
+            Key::UndoCalls => Kind::UpTo(MAX_UNDO),
             Key::ProjectWritable | Key::ServeAudit => Kind::Flag,
         }
     }
@@ -176,6 +185,7 @@ impl Key {
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
             Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),
+            Key::UndoCalls => Value::Count(DEFAULT_UNDO),
             Key::Cpus => Value::Cpus(limits.cpu_millis),
             Key::Memory => Value::Size(limits.memory),
             Key::Pids => Value::Count(limits.pids),
@@ -210,6 +220,10 @@ impl Kind {
             Kind::Count => match text.parse::<u32>() {
                 Ok(count) if count > 0 => Ok(Value::Count(count)),
                 _ => Err(format!("`{text}` is not a whole number above 0")),
+            },
+            Kind::UpTo(most) => match text.parse::<u32>() {
+                Ok(count) if count <= most => Ok(Value::Count(count)),
+                _ => Err(format!("`{text}` is not a whole number from 0 to {most}")),
             },
             Kind::Cpus => cpus(text).map(Value::Cpus),
             Kind::Flag => match text {
@@ -246,7 +260,7 @@ impl Kind {
         match self {
             Kind::Time { .. } => "a number of seconds",
             Kind::Size => "a size such as \"512MB\", or a number of bytes",
-            Kind::Count => "a whole number",
+            Kind::Count | Kind::UpTo(_) => "a whole number",
             Kind::Cpus => "a number",
             Kind::Flag => "true or false",
             Kind::Word(_) | Kind::Path | Kind::Url => "a string",

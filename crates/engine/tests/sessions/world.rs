@@ -57,6 +57,11 @@ impl World {
         self.sandbox_with(Wish::default()).await
     }
 
+    /// In which nothing is taken back: what a crash means then.
+    pub(crate) async fn without_undo(&self) -> Sandbox {
+        self.sandbox_with(Wish { undo_calls: Some(0), ..Wish::default() }).await
+    }
+
     pub(crate) async fn limited(&self, limits: Limits) -> Sandbox {
         self.sandbox_with(Wish { limits, ..Wish::default() }).await
     }

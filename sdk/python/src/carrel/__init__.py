@@ -53,6 +53,7 @@ from ._errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    UndoUnavailable,
     Unprocessable,
 )
 from ._models import (
@@ -74,6 +75,7 @@ from ._models import (
     Share,
     Token,
     Transferred,
+    Undone,
     Whoami,
 )
 from ._output import Output
@@ -157,6 +159,8 @@ __all__ = [
     "Transferred",
     "Unauthorized",
     "Unavailable",
+    "UndoUnavailable",
+    "Undone",
     "Unprocessable",
     "Watch",
     "Whoami",

@@ -126,6 +126,7 @@ def sandbox_body(
     limits: Optional[Limits],
     idle_timeout: Optional[float],
     max_lifetime: Optional[float],
+    undo_calls: Optional[int],
     spec: Optional[Union[str, Mapping[str, Any]]],
 ) -> Json:
     return present(
@@ -139,6 +140,7 @@ def sandbox_body(
         limits=None if limits is None else dict(limits),
         idle_timeout_seconds=idle_timeout,
         max_lifetime_seconds=max_lifetime,
+        undo_calls=undo_calls,
         spec=spec,
     )
 

@@ -103,6 +103,9 @@ class Outcome:
     exception: Optional[CodeException]
     error: Optional[CarrelError]
     receipt: Receipt
+    transactional: Optional[bool] = None
+    transactional_reason: Optional[str] = None
+    taken_back: Optional[int] = None
 
     @property
     def ok(self) -> bool:
@@ -120,6 +123,9 @@ class Outcome:
             exception=CodeException.parse(value.get("exception")),
             error=from_problem(problem) if problem else None,
             receipt=Receipt.parse(value.get("receipt")),
+            transactional=value.get("transactional"),
+            transactional_reason=value.get("transactional_reason"),
+            taken_back=value.get("taken_back"),
         )
 
 
@@ -143,6 +149,11 @@ class Result:
     receipt: Receipt
     note: Optional[str]
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    # Whether a call that takes the interpreter down leaves the session as before; None where undo is off.
+    transactional: Optional[bool] = None
+    transactional_reason: Optional[str] = None
+    # With `rolled_back`: how many calls were taken back, this one included.
+    taken_back: Optional[int] = None
 
     @staticmethod
     def parse(
@@ -172,6 +183,9 @@ class Result:
             receipt=Receipt.parse(value.get("receipt")),
             note=value.get("note"),
             raw=value,
+            transactional=value.get("transactional"),
+            transactional_reason=value.get("transactional_reason"),
+            taken_back=value.get("taken_back"),
         )
 
     @property
