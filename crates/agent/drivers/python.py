@@ -56,7 +56,7 @@ class call:
     flags = ALLOW_AWAIT  # compiler flags; __future__ imports stay in force
     kept = 0  # characters in SOURCES
     loop = None  # one event loop for all top-level awaits
-    undo = most = 0  # calls that can be taken back, and the largest memory with which a spare is made
+    undo = memory = 0  # calls that can be taken back, and the sandbox's memory
     last = spared = None  # the last call of this state, and that of the state which the newest spare has
     sparing = False  # a fork of the driver's own is under way
     linecache = sys.modules.get("linecache")  # this and the next: once user code has loaded them
@@ -177,12 +177,15 @@ def obstacle():
             return "threads are running, and a fork has none of them"
         if call.loop is not None and not call.loop.is_closed() and sys.modules["asyncio"].all_tasks(call.loop):
             return "tasks of the event loop are under way, and a fork would share what they wait for"
-        if call.most:
-            with open("/proc/self/statm", "rb", 0) as statm:
-                if int(statm.read().split()[1]) * 4096 > call.most:
-                    return "the interpreter's memory is more than half of the sandbox's"
+        if call.memory and resident() * 3 > call.memory:
+            return "the interpreter has more than a third of the sandbox's memory"
     except Exception:  # /proc is not there, or user code has changed a module
         pass
+
+
+def resident():
+    with open("/proc/self/statm", "rb", 0) as statm:
+        return int(statm.read().split()[1]) * 4096
 
 
 # ---- SIGINT ----------------------------------------------------------------------------------------------------------
@@ -516,7 +519,7 @@ def serve():
         if "code" not in request:
             rare("obey", "UNDO")(request)
             continue
-        call.undo, call.most = request.get("undo", 0), request.get("undo_most", 0)
+        call.undo, call.memory = request.get("undo", 0), request.get("memory", 0)
         if call.undo or SPARES:
             rare("keep", "UNDO")()  # done already, unless spares were off or have been let go
         if "env" in request:
@@ -552,7 +555,8 @@ except ImportError:  # pidfd_open came with 3.9
     poll = None
 
 SCORE = "/proc/self/oom_score_adj"
-OWN = set()  # spares that are this process's children
+OWN = set()  # spares that are this process's children, also those that were killed and are not reaped yet
+FAULTS = {}  # pid of a spare -> faults() when it was made
 SLOTS = range(HIGH + 5, HIGH + 40)
 try:
     with open(SCORE) as score:
@@ -574,8 +578,9 @@ def spare():
     if reason is None:
         try:
             let_go(call.undo)
+            make_room()
             return fork_spare(number)
-        except Exception as exc:  # no room for a process; or user code has changed what this needs
+        except BaseException as exc:  # no room for a process; or user code has changed what this needs
             reason = "no copy of the interpreter could be made: %s" % exc
     tell('{"unspared":{"id":%d,"reason":%s}}' % (number, quote(reason)))
 
@@ -584,7 +589,7 @@ def fork_spare(number):
     if not OWN:
         hide_spares()
         be_killed_first(250)
-    handles, timers, parent = handles_now(), timers_now(), getpid()
+    handles, timers, parent, before = handles_now(), timers_now(), getpid(), faults()
     ours, theirs = posix.pipe()
     try:
         held = {slot for _, slot, _ in SPARES}
@@ -602,10 +607,12 @@ def fork_spare(number):
     if pid:
         close(ours)
         SPARES.append((pid, slot, number))
+        FAULTS[pid] = before
         OWN.add(pid)
         call.spared = number
         return tell('{"spare":{"id":%d,"pid":%d}}' % (number, pid))
     try:
+        FAULTS[None] = before
         closed = disconnect(handles)
         wait_in_reserve(ours, slot, parent)
         take_over(number, timers, closed)
@@ -744,8 +751,29 @@ def tell(line):
 
 def let_go(count):
     """Ends the oldest spares beyond this many, and forgets those that were killed: by user code or by the agent."""
+    for pid in OWN - {spare[0] for spare in SPARES}:
+        ended(pid)
     drop([spare for spare in SPARES if ended(spare[0])], False)
     drop(SPARES[:max(0, len(SPARES) - count)])
+    if not count:  # nobody comes back to reap them
+        for pid in list(OWN):
+            ended(pid, 0)
+
+
+def make_room():
+    """Whatever changes after a fork is there twice. Before that could fill the sandbox, the oldest states go."""
+    size, room = resident(), call.memory * 3 // 4
+    if not call.memory or size * (call.undo + 2) <= room:
+        return
+    # A page that changes after a fork is a page fault here, so their number bounds what spares have alone.
+    while SPARES and (faults() - FAULTS.get(SPARES[0][0], 0)) * 4096 + 2 * size > room:
+        drop(SPARES[:1])
+
+
+def faults():
+    """Page faults of this process, and before it of the one whose place it has taken."""
+    with open("/proc/self/stat", "rb", 0) as stat:
+        return int(stat.read().rpartition(b")")[2].split()[7]) + FAULTS.get(None, 0)
 
 
 def drop(spares, alive=True):
@@ -758,22 +786,19 @@ def drop(spares, alive=True):
             close(slot)
         except OSError:
             pass
-        if not alive:
-            continue
-        try:
-            kill(pid, SIGKILL)
-            if pid in OWN:
-                OWN.discard(pid)
-                REAL["waitpid"](pid, 0)
-        except OSError:
-            pass
+        FAULTS.pop(pid, None)
+        if alive:
+            try:
+                kill(pid, SIGKILL)  # its end takes a while; it is reaped later
+            except OSError:
+                pass
 
 
-def ended(pid):
+def ended(pid, how=posix.WNOHANG):
     try:
         if pid not in OWN:  # of a process whose place this one has taken
             return kill(pid, 0) is not None
-        if REAL["waitpid"](pid, posix.WNOHANG)[0] != pid:
+        if REAL["waitpid"](pid, how)[0] != pid:
             return False
     except OSError:
         pass

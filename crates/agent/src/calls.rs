@@ -558,7 +558,7 @@ impl Agent {
             Word::Ended { status, cpu_us, peak_memory, left } => {
                 process.ended = true;
                 self.drain(id);
-                let left = left.saturating_sub(u32::try_from(self.spares_of(id).len()).unwrap_or(0));
+                let left = left.saturating_sub(self.living_spares(id));
                 let ending = Ending::Ended { status, cpu_us, peak_memory, left };
                 match role {
                     Role::Exec(number) => self.finish(number, ending),

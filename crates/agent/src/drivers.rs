@@ -66,11 +66,11 @@ pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
     }
 }
 
-/// How many calls a driver keeps so that they can be taken back, and the largest interpreter that it copies.
+/// How many calls a driver keeps so that they can be taken back, and the sandbox's memory, in which copies of it must have room.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Undo {
     pub(crate) calls: u32,
-    pub(crate) most: u64,
+    pub(crate) memory: u64,
 }
 
 #[expect(clippy::too_many_arguments, reason = "each is a field of the request")]
@@ -92,7 +92,7 @@ pub(crate) fn request(
         }
         if undo.calls > 0 && language == Language::Python {
             request["undo"] = undo.calls.into();
-            request["undo_most"] = undo.most.into();
+            request["memory"] = undo.memory.into();
         }
         if let Some(changes) = variables::for_request(language, changes) {
             request["env"] = changes;

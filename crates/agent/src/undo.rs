@@ -204,13 +204,18 @@ impl Agent {
 
     /// What a driver is told with a call.
     pub(crate) fn undo_of(&self, id: u32) -> Undo {
-        // What an interpreter changes after a fork exists twice, so half of the memory is the most that can be kept.
-        Undo { calls: self.undo_calls_of(id), most: self.config.limits.memory.0 / 2 }
+        Undo { calls: self.undo_calls_of(id), memory: self.config.limits.memory.0 }
     }
 
     /// The spares of an interpreter, as the agent sees them: processes that are not the user's.
     pub(crate) fn spares_of(&self, id: u32) -> Vec<i32> {
         self.interpreters.get(&id).map_or_else(Vec::new, |interpreter| interpreter.history.spares())
+    }
+
+    pub(crate) fn living_spares(&self, id: u32) -> u32 {
+        let Some(interpreter) = self.interpreters.get(&id) else { return 0 };
+        let living = interpreter.history.spares.values().filter(|spare| spare.is_alive()).count();
+        u32::try_from(living).unwrap_or(0)
     }
 
     /// Ends all spares, of one session or of all, for whoever needs it without them: their memory, or a session that is to be
