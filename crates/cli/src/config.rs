@@ -499,6 +499,21 @@ mod tests {
     }
 
     #[test]
+    fn an_environment_says_how_many_calls_can_be_taken_back() {
+        let place = tempfile::tempdir().unwrap();
+        let text = "[session]\nundo_calls = 5\n[environments.js]\npreset = \"node\"\nundo_calls = 0\n";
+        write(place.path(), "home/.config/carrel/carrel.toml", text);
+        let settings = |flags: &[Flag]| {
+            Config::load(&around(place.path(), &[]), None, flags).unwrap().settings().unwrap()
+        };
+        let plain = settings(&[]);
+        assert_eq!((plain.environments.undo_calls("python"), plain.environments.undo_calls("js")), (5, 0));
+        assert_eq!(plain.wish(None).undo_calls, None, "the environment decides");
+        let flag = Flag { key: Key::UndoCalls, name: "--undo-calls", text: "7".into() };
+        assert_eq!(settings(&[flag]).wish(Some("js")).undo_calls, Some(7), "unless a flag says it");
+    }
+
+    #[test]
     fn the_project_comes_from_its_variable() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().to_str().unwrap();
