@@ -287,7 +287,12 @@ impl Agent {
         let is_new = history.present.is_none() && history.returning.is_none();
         let ended = matches!(ending, Ending::Ended { .. });
         if keep == 0 || !begun || !ended || (!is_new && !heard && !history.any_alive()) {
-            let asked = history.take_asked();
+            // A spare that was dying already may have been waited for: what ended the interpreter is what counts.
+            let (first, asked) = history
+                .returning
+                .take()
+                .map_or((None, None), |returning| (returning.ending, returning.asked));
+            let ending = first.unwrap_or(ending);
             if asked.is_some() {
                 self.cannot_go_on(id, ending, asked);
                 return None;
@@ -301,7 +306,7 @@ impl Agent {
             self.start_anew(id, ending);
             return None;
         }
-        history.returning.get_or_insert_with(|| Return::new(None)).ending = Some(ending);
+        history.returning.get_or_insert_with(|| Return::new(None)).ending.get_or_insert(ending);
         if let Some(process) = self.processes.get_mut(&id) {
             process.ended = false;
         }
