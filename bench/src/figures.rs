@@ -6,6 +6,10 @@ use std::{fmt::Write as _, time::Duration};
 pub(crate) struct Samples(Vec<Duration>);
 
 impl Samples {
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
     pub(crate) fn add(&mut self, sample: Duration) {
         self.0.push(sample);
     }

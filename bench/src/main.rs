@@ -18,6 +18,7 @@ use std::{
 
 use carrel_proto::{
     guest::Language,
+    message::DEFAULT_UNDO,
     problem::{Code, Problem},
 };
 use figures::{Row, Samples, Target};
@@ -28,6 +29,11 @@ const ROUNDS: usize = 40;
 const SHORT_ROUNDS: usize = 8;
 /// Warm calls per round.
 const WARM: usize = 50;
+/// Of them those between which the caller thinks, and for how long.
+const THOUGHTFUL: usize = 10;
+const THOUGHT: Duration = Duration::from_millis(20);
+/// A python heap of 100 MB, in small objects as programs have them.
+const HEAP: &str = "heap = [(i, str(i)) for i in range(700_000)]";
 /// Output pushed through to the caller, in bytes.
 const FLOOD: u64 = 256 << 20;
 /// Output of a command through HTTP: beyond what is kept of it, so that its pace is the client's.
@@ -110,8 +116,16 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let mut wake = Samples::default();
     let languages = [Language::Python, Language::Bash, Language::Node];
 
-    let session = world.session().await?;
+    let session = world.session("warm", 0).await?;
     let mut caller = world.caller(&session).await?;
+    let kept = world.session("undo", DEFAULT_UNDO).await?;
+    let mut careful = world.caller(&kept).await?;
+    let large = world.session("undo-large", DEFAULT_UNDO).await?;
+    let mut heavy = world.caller(&large).await?;
+    if has(Language::Python) {
+        heavy.call(Language::Python, HEAP).await?;
+    }
+    let [mut warm_kept, mut warm_large, mut in_a_row, mut undo] = [const { Samples::new() }; 4];
     // One of each before counting: templates, caches and page cache are not what is measured.
     for language in languages.into_iter().filter(|language| has(*language)) {
         world.cold(language, smallest_code(language)).await?;
@@ -140,6 +154,21 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         for _ in 0..if has(Language::Python) { WARM } else { 0 } {
             warm.add(caller.call(Language::Python, "1").await?);
         }
+        // A copy is made after the reply. A model thinks before its next call; a program may not.
+        for _ in 0..if has(Language::Python) { THOUGHTFUL } else { 0 } {
+            tokio::time::sleep(THOUGHT).await;
+            warm_kept.add(careful.call(Language::Python, "1").await?);
+            tokio::time::sleep(THOUGHT).await;
+            warm_large.add(heavy.call(Language::Python, "1").await?);
+        }
+        if has(Language::Python) {
+            heavy.call(Language::Python, "1").await?;
+            in_a_row.add(heavy.call(Language::Python, "1").await?);
+            tokio::time::sleep(THOUGHT).await;
+            undo.add(world.undo(&large).await?);
+            // The next call waits until the state is ready; that is not what is measured.
+            heavy.call(Language::Python, "1").await?;
+        }
     }
     let mut rows = vec![Row::floor(&floor)];
     rows.push(Row::ratio("bare `python -I -S -c 1`", &bare_python, &floor, Target::None));
@@ -152,6 +181,10 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     if !wake.is_empty() {
         rows.push(Row::ratio("standby to first result, python", &wake, &floor, Target::AtMost(1.0)));
     }
+    rows.push(Row::ratio("  the same, 3 calls can be taken back", &warm_kept, &floor, Target::AtMost(0.7)));
+    rows.push(Row::ratio("  the same with a heap of 100 MB", &warm_large, &floor, Target::AtMost(0.7)));
+    rows.push(Row::ratio("  the same right after another call", &in_a_row, &floor, Target::None));
+    rows.push(Row::ratio("undo with a heap of 100 MB", &undo, &floor, Target::AtMost(5.0)));
     if has(Language::Python) {
         let memory = memory::of_sandbox(&session);
         rows.push(Row::size("idle python session, all processes", memory.total, Target::AtMost(14.0)));
@@ -160,7 +193,13 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         let (bytes, time) = world.flood(&session, FLOOD).await?;
         rows.push(Row::rate("stdout through to the caller", bytes, time, Target::AtLeast(200.0)));
     }
-    world.close(session).await?;
+    if has(Language::Python) {
+        let memory = memory::of_sandbox(&kept);
+        rows.push(Row::size("idle python session that keeps 3 calls", memory.total, Target::AtMost(14.0)));
+    }
+    for session in [session, kept, large] {
+        world.close(session).await?;
+    }
     if has(Language::Python) {
         rows.extend(measure_mcp(&world, rounds)?);
         rows.extend(measure_http(&world, rounds)?);

@@ -104,9 +104,18 @@ impl World {
         Ok(time)
     }
 
-    pub(crate) async fn session(&self) -> Result<Record, Problem> {
-        let key = "user:bench:warm".parse().map_err(Problem::internal)?;
-        Ok(self.engine.sandbox(&key, &wish()).await?.record)
+    /// One that stays, with so many calls that can be taken back.
+    pub(crate) async fn session(&self, name: &str, undo_calls: u32) -> Result<Record, Problem> {
+        let key = format!("user:bench:{name}").parse().map_err(Problem::internal)?;
+        let wish = Wish { undo_calls: Some(undo_calls), ..wish() };
+        Ok(self.engine.sandbox(&key, &wish).await?.record)
+    }
+
+    /// Takes back the last call.
+    pub(crate) async fn undo(&self, record: &Record) -> Result<Duration, Problem> {
+        let start = Instant::now();
+        self.engine.undo(record, &SessionName::main(), Some(Language::Python), 1).await?;
+        Ok(start.elapsed())
     }
 
     /// A caller that keeps its line open between calls, as a server does.

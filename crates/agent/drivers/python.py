@@ -8,6 +8,8 @@ Invariants:
 - Starting is cheap. Python compiles this file at every start, so what most calls do without is kept as text in RARE,
   compiled when first needed; and `_json` and `posix` serve where `json` and `os` would cost milliseconds to import.
 - C stdio is flushed only once user code has loaded ctypes; without it we have no way to call fflush.
+- Between calls the process may be forked: the child, a *spare*, keeps the state and waits for this process's end (see
+  UNDO). The process that user code knows stays: its pid, children, threads and timers are never a copy's.
 
 Deliberately absent: IPython magics, `sitecustomize`, terminal input.
 """
@@ -55,21 +57,24 @@ class call:
     flags = ALLOW_AWAIT  # compiler flags; __future__ imports stay in force
     kept = 0  # characters in SOURCES
     loop = None  # one event loop for all top-level awaits
+    undo = memory = 0  # calls that can be taken back, and the sandbox's memory
+    last = spared = None  # the last call of this state, and that of the state which the newest spare has
+    sparing = False  # a fork of the driver's own is under way
     linecache = sys.modules.get("linecache")  # this and the next: once user code has loaded them
     pyplot = fflush = None
 
 
-def rare(name):
-    """A function of RARE."""
+def rare(name, text="RARE"):
+    """A function of RARE, or of another of the texts that are compiled when first needed."""
     if name not in globals():
-        exec(compile(RARE, HERE, "exec", 0, True), globals())
+        exec(compile(globals()[text], HERE, "exec", 0, True), globals())
     return globals()[name]
 
 
 # ---- talking to the agent --------------------------------------------------------------------------------------------
 
 # Out of the way of user code that closes low descriptors, and not inherited by the programs it starts.
-HIGH = min(posix.sysconf("SC_OPEN_MAX"), 1024) - 8
+HIGH = min(posix.sysconf("SC_OPEN_MAX"), 1024) - 40
 SAVED = [dup2(fd, HIGH + fd, False) for fd in range(5)]
 REQUESTS = open(SAVED[3], "rb", closefd=False)
 close(3)
@@ -117,13 +122,71 @@ def emit(kind, entries, text):
 def forked():
     """A forked child has no part in the conversation with the agent."""
     global LOCK
+    if call.sparing:
+        return
     LOCK = allocate_lock()
     call.id = None
-    for fd in SAVED[3:]:
+    call.undo = 0
+    for fd in SAVED[3:] + [slot for _, slot, _ in SPARES]:
         try:
             close(fd)
         except OSError:
             pass
+
+
+# ---- forks of the driver's own ----------------------------------------------------------------------------------------
+
+SPARES = []  # older states, oldest first: (pid, descriptor whose closing it waits for, last call of that state)
+AT_FORK = [], [], []  # what user code and python's modules have registered: before, in the parent, in the child
+
+
+def register_at_fork(*, before=None, after_in_parent=None, after_in_child=None):
+    """Stands in for posix's own, so that a spare is an exact copy: `random` would seed itself anew in it."""
+    if before is after_in_parent is after_in_child is None:
+        raise TypeError("At least one argument is required.")
+    for functions, function in zip(AT_FORK, (before, after_in_parent, after_in_child)):
+        if function is not None:
+            if not callable(function):
+                raise TypeError("'%s' object is not callable" % type(function).__name__)
+            functions.append(function)
+
+
+def at_fork(which):
+    def run_registered():
+        if not call.sparing:
+            for function in AT_FORK[which][::-1] if which == 0 else AT_FORK[which][:]:
+                try:
+                    function()
+                except BaseException:
+                    sys.unraisablehook(Unraisable(function))
+
+    return run_registered
+
+
+class Unraisable:
+    """What python itself tells of a registered function that failed."""
+
+    def __init__(self, function):
+        self.exc_type, self.exc_value, self.exc_traceback = sys.exc_info()
+        self.err_msg, self.object = None, function
+
+
+def obstacle():
+    """Why a fork of this process would not be this state; None if it would."""
+    try:
+        if posix.stat("/proc/self/task").st_nlink > 3:  # 2 and one per thread
+            return "threads are running, and a fork has none of them"
+        if call.loop is not None and not call.loop.is_closed() and sys.modules["asyncio"].all_tasks(call.loop):
+            return "tasks of the event loop are under way, and a fork would share what they wait for"
+        if call.memory and resident() * 3 > call.memory:
+            return "the interpreter has more than a third of the sandbox's memory"
+    except Exception:  # /proc is not there, or user code has changed a module
+        pass
+
+
+def resident():
+    with open("/proc/self/statm", "rb", 0) as statm:
+        return int(statm.read().split()[1]) * 4096
 
 
 # ---- SIGINT ----------------------------------------------------------------------------------------------------------
@@ -209,9 +272,11 @@ def answer(number, source):
     if getpid() != PID:
         _exit(status)
     del failure  # and with it the frames and their variables
+    reason = obstacle() if call.undo else None
+    unspared = "" if reason is None else ',"unspared":' + quote(reason)
     with LOCK:
-        call.id = None
-        send(('{"id":%d,"done":{"exit":%d,"error":%s}}\n' % (number, status, error)).encode())
+        call.id, call.last = None, number
+        send(('{"id":%d,"done":{"exit":%d,"error":%s%s}}\n' % (number, status, error, unspared)).encode())
 
 
 def attempt(function, *arguments):
@@ -425,7 +490,9 @@ def add_pending():
 def start():
     global MAIN
     signal(SIGINT, on_sigint)
-    posix.register_at_fork(after_in_child=forked)
+    posix.register_at_fork(before=at_fork(0), after_in_parent=at_fork(1), after_in_child=at_fork(2))
+    posix.register_at_fork = register_at_fork
+    register_at_fork(after_in_child=forked)
     register_error("carrel", encode_surrogate)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="carrel", line_buffering=True)
@@ -471,15 +538,353 @@ def serve():
         if "brief" in request:
             brief(request)
             continue
+        if "code" not in request:
+            rare("obey", "UNDO")(request)
+            continue
+        call.undo, call.memory = request.get("undo", 0), request.get("memory", 0)
+        if call.undo or SPARES:
+            rare("keep", "UNDO")()  # done already, unless spares were off or have been let go
         if "env" in request:
             change_environment(request["env"])
         answer(request["id"], request["code"])
+        if call.undo:
+            rare("keep", "UNDO")()
+    if SPARES:
+        rare("let_go", "UNDO")(0)
     import atexit
 
     attempt(atexit._run_exitfuncs)  # threads, however, are not waited for
     settle()
     _exit(0)
 
+
+# Spares: states of before, each kept by a forked child that does nothing but wait.
+#
+#     this process ── forks ──> spare of call 9      each spare reads from a pipe whose other end is held by this process
+#                  ── forks ──> spare of call 8      and by all newer spares, and never written to
+#
+# When this process dies, the newest spare reads the end of its pipe and takes its place; when that one is gone too, the
+# next. Nothing has to be told, so nothing that user code does to this process can keep a spare from noticing.
+UNDO = r'''
+from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIGKILL, getitimer, setitimer
+from posix import getppid, kill
+from time import sleep
+
+try:
+    from select import poll
+    from posix import pidfd_open
+except ImportError:  # pidfd_open came with 3.9
+    poll = None
+
+SCORE = "/proc/self/oom_score_adj"
+OWN = set()  # spares that are this process's children, also those that were killed and are not reaped yet
+FAULTS = {}  # pid of a spare -> faults() when it was made
+SLOTS = range(HIGH + 5, HIGH + 40)
+try:
+    with open(SCORE) as score:
+        PLAIN_SCORE = int(score.read())
+except (OSError, ValueError):
+    PLAIN_SCORE = 0
+
+
+def keep():
+    """Sees to it that a spare has this state, and that there are no more spares than wanted."""
+    attempt(let_go, call.undo + 1 if call.undo else 0)
+    while call.undo and call.spared != call.last and spare():
+        pass  # taken over from the process that died: this state needs a spare again
+
+
+def spare():
+    """Forks. True in the fork, when it has taken over."""
+    number, reason = call.last, obstacle()
+    if reason is None:
+        try:
+            let_go(call.undo)
+            make_room()
+            return fork_spare(number)
+        except BaseException as exc:  # no room for a process; or user code has changed what this needs
+            reason = "no copy of the interpreter could be made: %s" % exc
+    tell('{"unspared":{"id":%d,"reason":%s}}' % (number, quote(reason)))
+
+
+def fork_spare(number):
+    if not OWN:
+        hide_spares()
+        be_killed_first(250)
+    handles, timers, parent, before = handles_now(), timers_now(), getpid(), faults()
+    ours, theirs = posix.pipe()
+    try:
+        held = {slot for _, slot, _ in SPARES}
+        slot = dup2(theirs, next(slot for slot in SLOTS if slot not in held), False)
+    finally:
+        close(theirs)
+    call.sparing = True
+    try:
+        pid = posix.fork()
+    except OSError:
+        close(ours), close(slot)
+        raise
+    finally:
+        call.sparing = False
+    if pid:
+        close(ours)
+        SPARES.append((pid, slot, number))
+        FAULTS[pid] = before
+        OWN.add(pid)
+        call.spared = number
+        return tell('{"spare":{"id":%d,"pid":%d}}' % (number, pid))
+    try:
+        FAULTS[None] = before
+        closed = disconnect(handles)
+        wait_in_reserve(ours, slot, parent)
+        take_over(number, timers, closed)
+    except BaseException:
+        _exit(LOST)
+    return True
+
+
+def wait_in_reserve(pipe, slot, parent):
+    close(slot)
+    OWN.clear()
+    posix.setsid()  # interrupts and other signals to the interpreter's group are not for a spare
+    be_killed_first(0)
+    while True:
+        try:
+            if not posix.read(pipe, 1):
+                break
+        except OSError:
+            break
+        except BaseException:  # a signal handler of the user's
+            pass
+    close(pipe)
+    # Its descriptors are closed. It may be dying, or have become another program, or user code has closed them.
+    while getppid() == parent:
+        try:
+            await_end(parent)
+        except BaseException:
+            pass
+
+
+def await_end(pid):
+    if poll is None:
+        return sleep(0.01)
+    fd = pidfd_open(pid)
+    try:
+        if getppid() == pid:
+            watch = poll()
+            watch.register(fd, 1)
+            watch.poll()
+    finally:
+        close(fd)
+
+
+def take_over(number, timers, closed):
+    global PID
+    PID = getpid()
+    call.spared = None
+    be_killed_first(250)
+    for which, (delay, interval) in timers:
+        setitimer(which, delay, interval)
+    if call.loop is not None:  # its descriptors are gone; no task was waiting for one
+        call.loop = None
+        attempt(sys.modules["asyncio"].set_event_loop, None)
+    tell('{"restored":{"id":%d,"pid":%d,"closed":%d}}' % (number, PID, closed))
+    # What is left in the pipe was for the process that died.
+    word = b'{"resume":%d}\n' % number
+    while True:
+        line = REQUESTS.readline()
+        if not line:
+            _exit(LOST)
+        if line == word:
+            return tell('{"ready":{}}')
+
+
+def handles_now():
+    """Descriptors of user code, and where files are read and written."""
+    found = []
+    for name in posix.listdir("/proc/self/fd"):
+        fd = int(name)
+        if 2 < fd < HIGH or fd >= HIGH + 40:
+            try:
+                found.append((fd, posix.lseek(fd, 0, 1)))
+            except OSError as exc:
+                if exc.errno != 9:  # that of the listing itself is closed by now
+                    found.append((fd, None))
+    return found
+
+
+def disconnect(handles):
+    """A spare must not hold what user code may close: the other end of a pipe or socket would wait for ever, a port would
+    stay taken, a lock locked. It opens files anew, which also gives it a position of its own. Instead of the rest it has
+    descriptors that can do nothing, so that their numbers stay taken. Says how many."""
+    if not handles:
+        return 0
+    streams = [posix.fstat(fd)[1:3] for fd in SAVED[:3]]
+    closed, nothing = 0, posix.open("/", 0o10000000 | posix.O_CLOEXEC)  # O_PATH
+    for fd, position in handles:
+        try:
+            status = posix.fstat(fd)
+            if status[1:3] in streams:
+                continue
+            if status.st_mode & 0o170000 not in (0o100000, 0o040000, 0o020000):  # a file, a directory, a device
+                raise OSError
+            reopen_handle(fd, position)
+        except (OSError, ValueError, StopIteration):
+            try:
+                dup2(nothing, fd, False)
+                closed += 1
+            except OSError:
+                pass
+    close(nothing)
+    return closed
+
+
+def reopen_handle(fd, position):
+    with open("/proc/self/fdinfo/%d" % fd) as info:
+        flags = next(int(line.split()[1], 8) for line in info if line.startswith("flags:"))
+    flags &= ~(posix.O_CREAT | posix.O_EXCL | posix.O_TRUNC)
+    new = posix.open("/proc/self/fd/%d" % fd, flags | posix.O_CLOEXEC | posix.O_NOCTTY)
+    try:
+        if position is not None:
+            posix.lseek(new, position, 0)
+        dup2(new, fd, posix.get_inheritable(fd))
+    finally:
+        close(new)
+
+
+def timers_now():
+    """A fork has no timers."""
+    return [(which, now) for which in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF) for now in [getitimer(which)] if now[0]]
+
+
+def be_killed_first(more):
+    """If memory runs out it is the interpreter that has to go, and not the state of before."""
+    try:
+        with open(SCORE, "w") as score:
+            score.write(str(min(PLAIN_SCORE + more, 1000)))
+    except OSError:
+        pass
+
+
+def tell(line):
+    with LOCK:
+        send(line.encode() + b"\n")
+
+
+def let_go(count):
+    """Ends the oldest spares beyond this many, and forgets those that were killed: by user code or by the agent."""
+    for pid in OWN - {spare[0] for spare in SPARES}:
+        ended(pid)
+    drop([spare for spare in SPARES if ended(spare[0])], False)
+    drop(SPARES[:max(0, len(SPARES) - count)])
+    if not count:  # nobody comes back to reap them
+        for pid in list(OWN):
+            ended(pid, 0)
+
+
+def make_room():
+    """Whatever changes after a fork is there twice. Before that could fill the sandbox, the oldest states go."""
+    size, room = resident(), call.memory * 3 // 4
+    if not call.memory or size * (call.undo + 2) <= room:
+        return
+    # A page that changes after a fork is a page fault here, so their number bounds what spares have alone.
+    while SPARES and (faults() - FAULTS.get(SPARES[0][0], 0)) * 4096 + 2 * size > room:
+        drop(SPARES[:1])
+
+
+def faults():
+    """Page faults of this process, and before it of the one whose place it has taken."""
+    with open("/proc/self/stat", "rb", 0) as stat:
+        return int(stat.read().rpartition(b")")[2].split()[7]) + FAULTS.get(None, 0)
+
+
+def drop(spares, alive=True):
+    for item in spares:
+        SPARES.remove(item)
+        pid, slot, number = item
+        if number == call.spared:
+            call.spared = None
+        try:
+            close(slot)
+        except OSError:
+            pass
+        FAULTS.pop(pid, None)
+        if alive:
+            try:
+                kill(pid, SIGKILL)  # its end takes a while; it is reaped later
+            except OSError:
+                pass
+
+
+def ended(pid, how=posix.WNOHANG):
+    try:
+        if pid not in OWN:  # of a process whose place this one has taken
+            return kill(pid, 0) is not None
+        if REAL["waitpid"](pid, how)[0] != pid:
+            return False
+    except OSError:
+        pass
+    OWN.discard(pid)
+    return True
+
+
+def obey(request):
+    """Goes back to the state after a call: its spare takes over when this process ends."""
+    drop([spare for spare in SPARES if spare[2] > request["undo"]])
+    settle()
+    _exit(0)
+
+
+# ---- `wait` without a pid must not see spares
+
+
+REAL = {name: getattr(posix, name) for name in ("wait", "wait3", "wait4", "waitpid", "waitid") if hasattr(posix, name)}
+
+
+def hide_spares():
+    if posix.waitpid is not REAL["waitpid"]:
+        return
+    modules = [posix, *filter(None, [sys.modules.get("os")])]
+    for name, real in REAL.items():
+        function = without_spares(name, real)
+        for module in modules:
+            if getattr(module, name, None) is real:
+                setattr(module, name, function)
+
+
+def without_spares(name, real):
+    def any_child(arguments):
+        if name in ("wait", "wait3"):
+            return True
+        return bool(arguments) and arguments[0] == (posix.P_ALL if name == "waitid" else -1)
+
+    def wait(*arguments, **named):
+        while OWN and any_child(arguments or tuple(named.values())):
+            if not others():
+                raise ChildProcessError(10, "No child processes")
+            found = real(*arguments, **named)
+            pid = getattr(found, "si_pid", None) if name == "waitid" else found[0]
+            if pid not in OWN:
+                return found
+            ended(pid)
+        return real(*arguments, **named)
+
+    wait.__name__ = wait.__qualname__ = name
+    wait.__doc__ = real.__doc__
+    return wait
+
+
+def others():
+    """Whether there is a child besides the spares."""
+    try:
+        for task in posix.listdir("/proc/self/task"):
+            with open("/proc/self/task/%s/children" % task) as children:
+                if set(map(int, children.read().split())) - OWN:
+                    return True
+        return False
+    except OSError:
+        return True
+'''
 
 RARE = r'''
 from _io import BytesIO, TextIOWrapper

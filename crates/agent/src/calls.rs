@@ -60,6 +60,10 @@ pub(crate) struct Exec {
     /// The code of a queued run.
     pub(crate) code: String,
     pub(crate) timeout: Option<Duration>,
+    /// It took its interpreter down, and so many calls were taken back, itself included.
+    pub(crate) taken_back: Option<u32>,
+    /// Of the state that was gone back to: sockets and pipes that are closed in it.
+    pub(crate) closed_handles: u32,
 }
 
 #[derive(Debug)]
@@ -183,7 +187,7 @@ impl Agent {
         let before = self.meters.read();
         let Some(exec) = self.execs.get_mut(&number) else { return };
         let usage_before = match (before.cpu_us, exec.process.and_then(|id| self.processes.get(&id))) {
-            (None, Some(process)) => process::below(process.runner.child.pid, true).1,
+            (None, Some(process)) => process::below(&process.runner, &[], true).1,
             _ => Usage::default(),
         };
         let deadline = exec.timeout.map(|timeout| now + timeout);
@@ -232,8 +236,8 @@ impl Agent {
         if let Some(Exec { state: State::Running(running), .. }) = self.execs.get_mut(&number) {
             running.phase = Phase::Killed(cause, Instant::now() + RUNNER_GRACE);
         }
-        if let Some(runner) = self.runner(number) {
-            runner.kill_all();
+        if let Some(process) = self.execs.get(&number).and_then(|exec| exec.process) {
+            self.kill_call(process);
         }
     }
 
@@ -247,6 +251,12 @@ impl Agent {
             interpreter.interrupted = true;
         }
         self.runner(number).into_iter().for_each(Runner::interrupt);
+    }
+
+    fn is_returning(&self, number: u64) -> bool {
+        let process = self.execs.get(&number).and_then(|exec| exec.process);
+        let interpreter = process.and_then(|id| self.interpreters.get(&id));
+        interpreter.is_some_and(|interpreter| interpreter.history.is_returning())
     }
 
     fn runner(&self, number: u64) -> Option<&Runner> {
@@ -283,6 +293,8 @@ impl Agent {
                     sooner(now + RUNNER_GRACE);
                 }
                 Phase::Stopping(cause, kill, _) => sooner(self.remind(number, cause, kill, now)),
+                // Dead already; whoever takes its place has a deadline of its own.
+                Phase::Killed(..) if self.is_returning(number) => sooner(now + RUNNER_GRACE),
                 Phase::Killed(cause, _) => {
                     // Again, for what was born in between; and the runner, so that its end is seen.
                     self.kill(number, cause);
@@ -398,7 +410,23 @@ impl Agent {
             Phase::Stopping(cause, ..) | Phase::Killed(cause, _) => Some(cause),
         };
         // An exec leaves the interpreters alone, so the session's state is what it was.
-        let lost = if is_run { SessionState::Lost } else { SessionState::Preserved };
+        let lost = match exec.taken_back {
+            Some(_) => SessionState::RolledBack,
+            None if is_run => SessionState::Lost,
+            None => SessionState::Preserved,
+        };
+        let crashed = |what: &str, is_run: bool| {
+            let problem = crashed(what, is_run);
+            if lost == SessionState::RolledBack { problem.hint(rolled_back(exec)) } else { problem }
+        };
+        let limit_problem = |cause| {
+            let problem = limit_problem(cause);
+            if lost == SessionState::RolledBack {
+                let hint = format!("{}; {}", rolled_back(exec), problem.hint);
+                return problem.hint(hint);
+            }
+            problem
+        };
         let outcome = |cause, exit_code, session_state, problem: Option<Problem>| Outcome {
             exec: ExecId::numbered(number),
             cause,
@@ -408,6 +436,9 @@ impl Agent {
             exception: None,
             problem: problem.map(|problem| problem.state(session_state)),
             receipt: Box::default(),
+            transactional: None,
+            transactional_reason: None,
+            taken_back: exec.taken_back,
         };
         let mut result = match ending {
             Ending::Refused(problem) => {
@@ -480,14 +511,19 @@ impl Agent {
             }
         };
         *result.receipt = receipt;
+        (result.transactional, result.transactional_reason) = self.transactional(number);
         result
     }
 
     fn stopped_problem(&self, number: u64, cause: Cause, state: SessionState) -> Problem {
-        let kept = if state == SessionState::Preserved {
-            "it was interrupted and the session's state is kept"
-        } else {
-            "it did not react to the interrupt and was killed, so the interpreter's state is lost; files are kept"
+        let kept = match state {
+            SessionState::Preserved => "it was interrupted and the session's state is kept",
+            SessionState::RolledBack => {
+                "it did not react to the interrupt and was killed; the session's variables are as before the call"
+            }
+            _ => {
+                "it did not react to the interrupt and was killed, so the interpreter's state is lost; files are kept"
+            }
         };
         match cause {
             Cause::Timeout => {
@@ -548,7 +584,8 @@ impl Agent {
         let process = exec.process.and_then(|id| self.processes.get(&id));
         let (others, usage) = match (process, ending) {
             (Some(process), Ending::Done { .. }) => {
-                process::below(process.runner.child.pid, now.cpu_us.is_none())
+                let spares = exec.process.map_or_else(Vec::new, |id| self.spares_of(id));
+                process::below(&process.runner, &spares, now.cpu_us.is_none())
             }
             _ => (0, Usage::default()),
         };
@@ -576,6 +613,7 @@ impl Agent {
             Word::Ended { status, cpu_us, peak_memory, left } => {
                 process.ended = true;
                 self.drain(id);
+                let left = left.saturating_sub(self.living_spares(id));
                 let ending = Ending::Ended { status, cpu_us, peak_memory, left };
                 match role {
                     Role::Exec(number) => self.finish(number, ending),
@@ -638,6 +676,21 @@ fn stop_code(cause: Cause) -> i32 {
         Cause::Disk => 137,
         _ => 130,
     }
+}
+
+/// What became of the state when a call has taken its interpreter down.
+fn rolled_back(exec: &Exec) -> String {
+    let mut hint = match exec.taken_back {
+        Some(calls @ 2..) => format!(
+            "the state right before this call could not be kept, so {} more before it are taken back with it",
+            calls - 1
+        ),
+        _ => "the session's variables are as before this call".to_owned(),
+    };
+    if exec.closed_handles > 0 {
+        hint.push_str("; sockets and pipes that were open are closed");
+    }
+    hint + "; files are as the call left them"
 }
 
 fn crashed(what: &str, is_run: bool) -> Problem {

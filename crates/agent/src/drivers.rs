@@ -66,6 +66,14 @@ pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
     }
 }
 
+/// How many calls a driver keeps so that they can be taken back, and the sandbox's memory, in which copies of it must have room.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Undo {
+    pub(crate) calls: u32,
+    pub(crate) memory: u64,
+}
+
+#[expect(clippy::too_many_arguments, reason = "each is a field of the request")]
 /// One call. For bash the code goes to a file of this interpreter's own.
 pub(crate) fn request(
     language: Language,
@@ -75,11 +83,16 @@ pub(crate) fn request(
     code: &str,
     after_interrupt: bool,
     changes: &Changes,
+    undo: Undo,
 ) -> io::Result<Vec<u8>> {
     if language != Language::Bash {
         let mut request = json!({ "id": id, "code": code });
         if after_interrupt && language == Language::Node {
             request["after_interrupt"] = true.into();
+        }
+        if undo.calls > 0 && language == Language::Python {
+            request["undo"] = undo.calls.into();
+            request["memory"] = undo.memory.into();
         }
         if let Some(changes) = variables::for_request(language, changes) {
             request["env"] = changes;

@@ -203,10 +203,10 @@ impl Agent {
         if !(1..=31).contains(&signal) {
             return Err(Problem::new(Code::InvalidArgument, format!("{signal} is not a signal")));
         }
-        let (_, process) = self.live(exec)?;
+        let (id, process) = self.live(exec)?;
         match u8::try_from(signal) {
             // The strongest signal is for everything it has started, also what ran away.
-            Ok(9) | Err(_) => process.runner.kill_all(),
+            Ok(9) | Err(_) => self.kill_call(id),
             Ok(signal) => process.runner.signal(signal),
         }
         Ok(Some(Event::Done))

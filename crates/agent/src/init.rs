@@ -62,8 +62,8 @@ enum Order {
     KillBelow(i32),
     /// Ends what runners have left that were killed.
     KillOrphans,
-    /// SIGINT for the process group of what a runner has started.
-    Interrupt(i32),
+    /// A signal for processes, or for their groups.
+    Signal { pids: Vec<i32>, signal: i32, group: bool },
     /// Who is there: the init itself and its runners.
     Roll,
     /// Starts its own program anew, from the session's own mounts: what is written to disk must not hold on to others.
@@ -161,8 +161,8 @@ impl Init {
         self.tell(&Order::KillOrphans);
     }
 
-    pub(crate) fn interrupt(&self, runner: i32) {
-        self.tell(&Order::Interrupt(runner));
+    pub(crate) fn signal(&self, pids: Vec<i32>, signal: Signal, group: bool) {
+        self.tell(&Order::Signal { pids, signal: signal.as_raw(), group });
     }
 
     /// The init itself, then its runners.
@@ -359,9 +359,9 @@ impl<'a> Nursery<'a> {
             },
             Order::KillBelow(runner) => tree::kill_below(runner),
             Order::KillOrphans => self.kill_orphans(),
-            Order::Interrupt(runner) => {
-                if let Some(main) = process::main_of(runner) {
-                    let _ = kill_process_group(userns::pid(main), Signal::INT);
+            Order::Signal { pids, signal, group } => {
+                if let Some(signal) = Signal::from_named_raw(signal) {
+                    send_signal(&pids, signal, group);
                 }
             }
             Order::Renew => return Err(self.become_new()),
@@ -412,6 +412,13 @@ impl<'a> Nursery<'a> {
                 let _ = kill_process(userns::pid(pid), Signal::KILL);
             }
         }
+    }
+}
+
+/// A signal for processes, or for their groups. What is gone has no need of it.
+pub(crate) fn send_signal(pids: &[i32], signal: Signal, group: bool) {
+    for pid in pids.iter().map(|pid| userns::pid(*pid)) {
+        let _ = if group { kill_process_group(pid, signal) } else { kill_process(pid, signal) };
     }
 }
 

@@ -11,7 +11,11 @@ use carrel_proto::{files::Content, guest::Language, outcome::Exception};
 use rustix::io::{Errno, read, write};
 use serde::{Deserialize, Serialize};
 
-use crate::{sleep::inode, variables::Changes};
+use crate::{
+    sleep::inode,
+    undo::{History, Spared, Unspared},
+    variables::Changes,
+};
 
 /// How long an interpreter may take to say that it is ready.
 const START: Duration = Duration::from_secs(30);
@@ -50,6 +54,8 @@ pub(crate) struct Interpreter {
     scanned: usize,
     /// Standard output and error that came while no call was under way.
     pub(crate) background: [Background; 2],
+    /// The states that it can be taken back to.
+    pub(crate) history: History,
 }
 
 /// An interpreter between two calls, as it is written down; see [`crate::sleep`].
@@ -65,6 +71,7 @@ pub(crate) struct Saved {
     pub(crate) replies: u64,
     line: Content,
     background: [(Content, usize); 2],
+    present: Option<u64>,
 }
 
 /// The newest of what came between calls, and how much was too much.
@@ -108,6 +115,15 @@ pub(crate) struct Reply {
     /// bash: a fresh shell has taken over the state; see `renew`.
     #[serde(default)]
     pub(crate) renewed: Option<serde::de::IgnoredAny>,
+    /// python: a spare has the state after this call.
+    #[serde(default)]
+    pub(crate) spare: Option<Spared>,
+    /// python: no spare could be made.
+    #[serde(default)]
+    pub(crate) unspared: Option<Unspared>,
+    /// python: a spare has taken over.
+    #[serde(default)]
+    pub(crate) restored: Option<Spared>,
     #[serde(default)]
     pub(crate) display: Option<Box<serde_json::value::RawValue>>,
     #[serde(default)]
@@ -126,6 +142,9 @@ pub(crate) struct Done {
     /// until it has said so.
     #[serde(default)]
     pub(crate) renew: bool,
+    /// python: why the state as it is now cannot be kept by a copy.
+    #[serde(default)]
+    pub(crate) unspared: Option<String>,
 }
 
 /// What a read of the reply pipe brought.
@@ -153,6 +172,7 @@ impl Interpreter {
                 let Background { bytes, lost } = &self.background[stream];
                 (Content(bytes.clone()), *lost)
             }),
+            present: self.history.present(),
         })
     }
 
@@ -163,6 +183,7 @@ impl Interpreter {
             untold: saved.untold,
             line: saved.line.0,
             background: saved.background.map(|(bytes, lost)| Background { bytes: bytes.0, lost }),
+            history: History::with_present(saved.present),
             ..Self::new(saved.language, requests, replies, saved.unsent.0)
         }
     }
@@ -186,7 +207,15 @@ impl Interpreter {
             line: Vec::new(),
             scanned: 0,
             background: Default::default(),
+            history: History::default(),
         }
+    }
+
+    /// Another process has taken over: it has as long as a new one to say that it is ready.
+    pub(crate) fn taken_over(&mut self) {
+        self.ready = false;
+        self.started = Instant::now();
+        self.interrupted = false;
     }
 
     /// When to stop waiting for a word of it, if nothing comes.

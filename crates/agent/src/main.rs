@@ -37,6 +37,7 @@ mod session;
 mod sleep;
 mod spool;
 mod streams;
+mod undo;
 mod usage;
 mod variables;
 

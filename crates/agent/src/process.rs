@@ -218,6 +218,13 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
+/// A process's pid in the innermost namespace it is in.
+pub(crate) fn innermost(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
 /// Not merely waiting for its parent to take note of its end.
 fn is_running(pid: i32) -> bool {
     Stat::of(pid).is_some_and(|stat| !stat.zombie)
@@ -228,12 +235,13 @@ pub(crate) fn main_of(runner: i32) -> Option<i32> {
     children(runner).first().copied()
 }
 
-/// What runs below a runner besides its own process; and that process's use.
-pub(crate) fn below(runner: i32, with_usage: bool) -> (u32, Usage) {
-    let direct = children(runner);
-    let Some(main) = direct.first() else { return (0, Usage::default()) };
-    let others = direct[1..].iter().copied().chain(children(*main)).filter(|pid| is_running(*pid)).count();
-    let usage = if with_usage { usage(*main) } else { None };
+/// What runs below a runner besides its own process and that one's spares; and that process's use.
+pub(crate) fn below(runner: &Runner, spares: &[i32], with_usage: bool) -> (u32, Usage) {
+    let direct = children(runner.child.pid);
+    let Some(main) = runner.heir.or(direct.first().copied()) else { return (0, Usage::default()) };
+    let is_other = |pid: &i32| *pid != main && !spares.contains(pid) && is_running(*pid);
+    let others = direct.into_iter().chain(children(main)).filter(is_other).count();
+    let usage = if with_usage { usage(main) } else { None };
     (u32::try_from(others).unwrap_or(u32::MAX), usage.unwrap_or_default())
 }
 

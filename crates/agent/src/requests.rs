@@ -1,7 +1,6 @@
 //! Each request becomes work here.
 
 use std::{
-    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
@@ -89,6 +88,13 @@ impl Agent {
                 self.configure(limits, idle_timeout_s, max_lifetime_s);
                 Ok(Some(Event::Done))
             }
+            Request::Undo { session, language, calls } => {
+                self.undo(caller, tag, &session, language, calls).map(|()| None)
+            }
+            Request::DropSpares => {
+                self.drop_spares(None);
+                Ok(Some(Event::Done))
+            }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
             Request::PrepareSleep => self.prepare_sleep(caller).map(Some),
@@ -122,7 +128,7 @@ impl Agent {
                 )
                 .hint("open it first"));
             }
-            self.open_session(OpenSession { name: name.clone(), cwd: None, env: BTreeMap::new() })?;
+            self.open_session(OpenSession { name: name.clone(), ..OpenSession::default() })?;
         }
         Ok(&self.sessions[name])
     }
@@ -152,8 +158,9 @@ impl Agent {
             Some(asked) => start_directory(&places.workspace, &asked)?,
         };
         env.insert("PWD".into(), cwd.clone());
-        let session = Session::open(&self.thread, &self.config, cwd, env, open.env)
+        let mut session = Session::open(&self.thread, &self.config, cwd, env, open.env)
             .map_err(|error| Problem::internal(format!("opening session `{}`: {error}", open.name)))?;
+        session.undo_calls = open.undo_calls;
         self.sessions.insert(open.name, session);
         Ok(())
     }
@@ -250,6 +257,8 @@ impl Agent {
             state: State::Queued,
             code: String::new(),
             timeout,
+            taken_back: None,
+            closed_handles: 0,
         };
         self.execs.insert(number, exec);
         Ok(number)

@@ -118,6 +118,10 @@ impl Word {
     }
 }
 
+/// An order to take another process for the one that was started: a zero and its pid. See [`crate::undo`].
+pub(crate) const ADOPT: usize = 5;
+const SIGKILL: i32 = 9;
+
 /// Where a runner keeps its own descriptor to the agent, right behind those of its process.
 pub(crate) const ORDERS: i32 = 5;
 
@@ -297,13 +301,23 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i3
             let _ = read(children, &mut [0; 128]);
         }
         if !ready[0].revents().is_empty() {
-            // A signal for the process group of the process that was started.
-            let mut order = [0; 1];
+            // A signal for the process group of the process that was started, or another process in its place.
+            let mut order = [0; ADOPT];
             match read(orders.as_fd(), &mut order) {
                 Ok(1) if order[0] == RENEW => {
                     // Comes back only if it went wrong: then the agent sees this runner's end.
                     let _ = become_new(orders, alive);
                     return 1;
+                }
+                Ok(ADOPT) => {
+                    let pid = i32::from_le_bytes([order[1], order[2], order[3], order[4]]);
+                    alive = Some(pid);
+                    if pid <= 0 || rustix::process::test_kill_process(userns::pid(pid)).is_err() {
+                        // It has ended before, and was reaped as any orphan is.
+                        alive = None;
+                        let word = Word::Ended { status: SIGKILL, cpu_us: 0, peak_memory: 0, left: 0 };
+                        let _ = write(orders, &word.encode());
+                    }
                 }
                 Ok(1) => {
                     if let (Some(main), Some(signal)) = (alive, Signal::from_named_raw(order[0].into())) {

@@ -26,9 +26,13 @@ use crate::{
 impl Agent {
     pub(crate) fn close_interpreter(&mut self, id: u32) {
         self.drain(id);
-        let Some(interpreter) = self.interpreters.remove(&id) else { return };
+        let Some(mut interpreter) = self.interpreters.remove(&id) else { return };
         self.poller.forget(&interpreter.replies);
         self.poller.forget(&interpreter.requests);
+        if let Some((caller, tag)) = interpreter.history.take_asked() {
+            let problem = Problem::new(Code::Cancelled, "its session was closed").state(SessionState::Lost);
+            self.reply(caller, tag, &message::Event::Failed(problem));
+        }
         for number in interpreter.current.into_iter().chain(interpreter.queue) {
             let problem = Problem::new(Code::Cancelled, "its session was closed").state(SessionState::Lost);
             self.finish(number, Ending::Refused(problem));
@@ -138,6 +142,7 @@ impl Agent {
 
     /// Gives an interpreter its next call, if it is ready for one.
     pub(crate) fn next_call(&mut self, id: u32) {
+        let undo = self.undo_of(id);
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
         if !interpreter.ready || interpreter.current.is_some() {
             return;
@@ -157,8 +162,9 @@ impl Agent {
         }
         let code = std::mem::take(&mut exec.code);
         let run = &self.config.places.run;
-        match drivers::request(language, run, id, number, &code, after_interrupt, &interpreter.untold) {
+        match drivers::request(language, run, id, number, &code, after_interrupt, &interpreter.untold, undo) {
             Ok(request) => {
+                interpreter.history.begin(number, &interpreter.untold);
                 interpreter.untold.clear();
                 self.begin(number);
                 let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
@@ -188,6 +194,7 @@ impl Agent {
             }
             Heard::Nonsense(what) => {
                 crate::say(&format!("a driver sent {what}"));
+                interpreter.history.forget();
                 if let Some(process) = self.processes.get(&id) {
                     process.runner.kill_all();
                 }
@@ -201,10 +208,20 @@ impl Agent {
     }
 
     pub(crate) fn driver_reply(&mut self, id: u32, reply: crate::interpreter::Reply) {
+        let undo = self.undo_of(id);
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
         if reply.ready.is_some() && !interpreter.ready {
             interpreter.ready = true;
             return self.next_call(id);
+        }
+        if let Some(spared) = reply.spare {
+            return self.heard_spare(id, spared);
+        }
+        if let Some(unspared) = reply.unspared {
+            return self.heard_unspared(id, unspared);
+        }
+        if let Some(spared) = reply.restored {
+            return self.heard_restored(id, spared);
         }
         if reply.renewed.is_some() {
             interpreter.renewing = false;
@@ -222,10 +239,15 @@ impl Agent {
             exec.output.push(Stream::Display, display.get().as_bytes().to_vec());
         }
         if let Some(done) = reply.done {
+            let keep = undo.calls;
+            if let Some(interpreter) = self.interpreters.get_mut(&id).filter(|_| keep > 0) {
+                interpreter.history.leaves(done.unspared);
+            }
             self.finish(number, Ending::Done { exit: done.exit, exception: done.error });
             if let Some(interpreter) = self.interpreters.get_mut(&id) {
                 interpreter.current = None;
                 interpreter.renewing = done.renew;
+                interpreter.history.done(number, keep);
             }
             self.next_call(id);
         } else {
@@ -235,6 +257,13 @@ impl Agent {
 
     /// An interpreter's process is gone, with whatever its calls were waiting for.
     pub(crate) fn interpreter_gone(&mut self, id: u32, ending: Ending) {
+        if let Some(ending) = self.go_back(id, ending) {
+            self.interpreter_lost(id, ending, false);
+        }
+    }
+
+    /// Nothing takes its place. `told`: somebody knows already.
+    pub(crate) fn interpreter_lost(&mut self, id: u32, ending: Ending, told: bool) {
         let Some(mut interpreter) = self.interpreters.remove(&id) else { return };
         self.poller.forget(&interpreter.replies);
         self.poller.forget(&interpreter.requests);
@@ -252,7 +281,8 @@ impl Agent {
                     self.finish(number, Ending::Refused(problem));
                 }
             }
-            None if interpreter.ready => {
+            None if told && waiting.is_empty() => {}
+            None if interpreter.ready || told => {
                 // It died between calls: its next call must not run as if nothing had happened.
                 if waiting.is_empty()
                     && let Some(process) = self.processes.get(&id)

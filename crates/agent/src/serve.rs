@@ -150,7 +150,7 @@ pub(crate) fn run() -> io::Result<()> {
     }
     // Nearly every sandbox needs it, and its caller is not there yet.
     if let Err(problem) =
-        agent.open_session(OpenSession { name: SessionName::main(), cwd: None, env: BTreeMap::new() })
+        agent.open_session(OpenSession { name: SessionName::main(), ..OpenSession::default() })
     {
         crate::say(&problem.message);
     }
@@ -198,7 +198,7 @@ impl Agent {
 
     /// Waits for a word of one caller, and for nothing else.
     fn hear_only(&mut self, caller: u32) {
-        let Some(connection) = self.connections.get(&caller) else { return self.go_on() };
+        let Some(connection) = self.connections.get(&caller) else { return self.stay_awake() };
         let _ = poll(&mut [PollFd::new(&connection.socket, PollFlags::IN)], None);
         self.hear_caller(caller);
     }
@@ -225,7 +225,9 @@ impl Agent {
         self.expire_writes(now);
         self.writes.iter().for_each(|write| sooner(write.deadline));
         self.give_up_silent_ones(now);
+        self.give_up_returns(now);
         self.interpreters.values().filter_map(Interpreter::overdue).for_each(&mut sooner);
+        self.interpreters.values().filter_map(|one| one.history.overdue()).for_each(&mut sooner);
         let busy = self.execs.values().any(|exec| exec.outcome().is_none());
         if let Some(watch) = &mut self.watch
             && let Some(due) = watch.due
@@ -374,7 +376,7 @@ impl Agent {
     pub(crate) fn hang_up(&mut self, number: u32) {
         let Some(caller) = self.connections.remove(&number) else { return };
         if self.preparing == Some(number) {
-            self.go_on();
+            self.stay_awake();
         }
         self.poller.forget(&caller.socket);
         self.waits.retain(|wait| wait.connection != number);

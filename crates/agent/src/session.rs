@@ -12,13 +12,13 @@ use carrel_jail::{
     confine::Confinement,
     session::{self as namespace, Child},
     sys::SingleThread,
-    tree, userns,
+    tree,
 };
 use carrel_proto::guest::AgentConfig;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Signal, kill_process_group, pidfd_send_signal},
+    process::{Signal, pidfd_send_signal},
 };
 
 use crate::{
@@ -42,7 +42,11 @@ pub(crate) struct Session {
     pub(crate) line: u64,
     /// Its init has started its program anew, see [`crate::sleep`].
     pub(crate) renewed: bool,
+    /// How many calls can be taken back; `None`: as many as in the sandbox's other sessions.
+    pub(crate) undo_calls: Option<u32>,
 }
+
+const SIGINT: u8 = 2;
 
 /// A started runner and the line to it.
 #[derive(Debug)]
@@ -53,9 +57,16 @@ pub(crate) struct Runner {
     pub(crate) orders: OwnedFd,
     /// The other end of that, by its inode.
     pub(crate) line: u64,
+    /// The process that has taken the place of the one which the runner started.
+    pub(crate) heir: Option<i32>,
 }
 
 impl Runner {
+    /// The runner's process, as long as it lives.
+    pub(crate) fn main(&self) -> Option<i32> {
+        self.heir.or_else(|| process::main_of(self.child.pid))
+    }
+
     /// Passes a signal on to the process group of the runner's process.
     pub(crate) fn signal(&self, signal: u8) {
         // A runner that is gone has nothing left to signal.
@@ -64,13 +75,20 @@ impl Runner {
 
     /// Interrupts the runner's process at once. By way of the runner it would arrive a moment later: in the next call.
     pub(crate) fn interrupt(&self) {
+        match self.main() {
+            Some(main) => self.deliver(&[main], Signal::INT, true),
+            None => self.signal(SIGINT),
+        }
+    }
+
+    /// A signal for processes below the runner, by their pids here. Their session's init sends it, by their pids there.
+    pub(crate) fn deliver(&self, pids: &[i32], signal: Signal, group: bool) {
         match &self.init {
-            Some((init, inner)) => init.interrupt(*inner),
-            None => {
-                if let Some(main) = process::main_of(self.child.pid) {
-                    let _ = kill_process_group(userns::pid(main), Signal::INT);
-                }
+            Some((init, _)) => {
+                let inner: Vec<i32> = pids.iter().filter_map(|pid| process::innermost(*pid)).collect();
+                init.signal(inner, signal, group);
             }
+            None => init::send_signal(pids, signal, group),
         }
     }
 
@@ -118,7 +136,7 @@ impl Session {
         } else {
             None
         };
-        Ok(Self { init, cwd, env, own, opened: SystemTime::now(), line, renewed: false })
+        Ok(Self { init, cwd, env, own, opened: SystemTime::now(), line, renewed: false, undo_calls: None })
     }
 
     /// Starts a runner in this session.
@@ -127,7 +145,7 @@ impl Session {
         let line = inode(&theirs)?;
         if let Some(init) = &self.init {
             let Member { child, inner } = init.start(&launch, &theirs)?;
-            return Ok(Runner { child, init: Some((Rc::clone(init), inner)), orders: mine, line });
+            return Ok(Runner { child, init: Some((Rc::clone(init), inner)), orders: mine, line, heir: None });
         }
         let child = namespace::fork_beside(thread, |ready| {
             if let Err(error) = ready {
@@ -136,7 +154,7 @@ impl Session {
             }
             runner::run(thread, theirs, launch)
         })?;
-        Ok(Runner { child, init: None, orders: mine, line })
+        Ok(Runner { child, init: None, orders: mine, line, heir: None })
     }
 
     /// A runner was killed: what it left goes to the session's init, and is nobody's any more. Its line closes a moment

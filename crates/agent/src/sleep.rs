@@ -71,6 +71,7 @@ struct SavedSession {
     env: std::collections::BTreeMap<String, String>,
     own: std::collections::BTreeMap<String, String>,
     opened_ms: u64,
+    undo_calls: Option<u32>,
     /// The init's end of its line.
     line: u64,
 }
@@ -83,6 +84,8 @@ struct SavedProcess {
     /// The runner, as its session sees it, and its end of its line.
     runner: i32,
     line: u64,
+    /// Who has taken the place of the runner's first process.
+    heir: Option<i32>,
     stdout: Option<u64>,
     stderr: Option<u64>,
     stdin: Option<SavedInput>,
@@ -165,6 +168,8 @@ impl Agent {
             return Err(refused("a terminal is open in it"));
         }
         self.preparing = Some(caller);
+        // Copies of states that are gone would be as big as the present one.
+        self.drop_spares(None);
         let prepared = self.renew_all().and_then(|()| self.whom_to_write());
         prepared.map_err(|error| {
             self.preparing = None;
@@ -255,6 +260,7 @@ impl Agent {
                 env: session.env.clone(),
                 own: session.own.clone(),
                 opened_ms: unix_ms(session.opened),
+                undo_calls: session.undo_calls,
                 line: session.line,
             });
         }
@@ -270,6 +276,7 @@ impl Agent {
                 },
                 runner: process.runner.init.as_ref().map_or(0, |(_, inner)| *inner),
                 line: process.runner.line,
+                heir: process.runner.heir.and_then(process::innermost),
                 stdout: pipe(&process.stdout)?,
                 stderr: pipe(&process.stderr)?,
                 stdin: process.stdin.as_mut().map(SavedInput::of).transpose()?,
@@ -311,7 +318,7 @@ impl Agent {
     }
 
     /// Nobody is to sleep after all.
-    pub(crate) fn go_on(&mut self) {
+    pub(crate) fn stay_awake(&mut self) {
         if self.preparing.take().is_none() {
             return;
         }
@@ -348,6 +355,7 @@ impl Agent {
                 opened: at(session.opened_ms),
                 line,
                 renewed: true,
+                undo_calls: session.undo_calls,
             };
             self.sessions.insert(session.name, loaded);
         }
@@ -431,6 +439,8 @@ impl Agent {
             init: init.map(|init| (init, saved.runner)),
             orders,
             line,
+            // As its session sees it, until the processes are there.
+            heir: saved.heir,
         };
         let process = Process {
             session: saved.session,
@@ -474,6 +484,11 @@ impl Agent {
                         && process.runner.init.as_ref().is_some_and(|(_, inner)| *inner == member.inner)
                 });
                 if let Some(process) = known {
+                    let is_heir = |pid: &i32| process::innermost(*pid) == process.runner.heir;
+                    process.runner.heir = process
+                        .runner
+                        .heir
+                        .and_then(|_| process::children(member.child.pid).into_iter().find(is_heir));
                     process.runner.child = member.child;
                 }
             }

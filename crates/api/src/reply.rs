@@ -80,6 +80,19 @@ pub struct Reply<'a> {
     pub error: Option<Problem>,
     #[schema(value_type = Option<Receipt>)]
     pub receipt: Option<&'a Receipt>,
+    /// Whether a call that takes the interpreter down leaves the session as it was before: this one, and the next. Missing where
+    /// undo is off, and for commands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<bool>, required = false)]
+    pub transactional: Option<bool>,
+    /// Why it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, required = false)]
+    pub transactional_reason: Option<&'a str>,
+    /// With `rolled_back`: how many calls were taken back, this one included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, required = false)]
+    pub taken_back: Option<u32>,
     #[schema(value_type = Option<String>)]
     pub note: Option<&'a str>,
 }
@@ -107,6 +120,9 @@ impl<'a> Reply<'a> {
             exception: None,
             error: None,
             receipt: None,
+            transactional: None,
+            transactional_reason: None,
+            taken_back: None,
             note,
         }
     }
@@ -127,6 +143,9 @@ impl<'a> Reply<'a> {
         let session_state = outcome.session_state;
         self.error = outcome.problem.clone().map(|problem| Problem { session_state, ..problem });
         self.receipt = Some(&outcome.receipt);
+        self.transactional = outcome.transactional;
+        self.transactional_reason = outcome.transactional_reason.as_deref();
+        self.taken_back = outcome.taken_back;
         self.exit_code = Some(exit_code(outcome));
         self
     }

@@ -33,6 +33,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 mod tokens;
+pub mod undo;
 mod upgrade;
 
 use std::{

@@ -154,6 +154,7 @@ impl Jail {
             resume: request.resume,
             first: request.first,
             life: request.life,
+            undo_calls: request.undo_calls,
         };
         Ok(BoxSpec {
             directory: directory.clone(),

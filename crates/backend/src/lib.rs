@@ -51,6 +51,8 @@ pub struct BoxRequest {
     pub first: Option<Language>,
     /// How often the sandbox was brought back before.
     pub life: u32,
+    /// How many calls can be taken back.
+    pub undo_calls: u32,
 }
 
 /// How strongly a sandbox is shut in.

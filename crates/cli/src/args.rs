@@ -66,6 +66,9 @@ pub(crate) enum Command {
     /// Send a signal to a run or exec.
     #[command(after_help = ex::KILL)]
     Kill(Kill),
+    /// Take back the last calls of a session.
+    #[command(after_help = ex::UNDO)]
+    Undo(Undo),
     /// List sandboxes.
     #[command(after_help = ex::LS)]
     Ls,
@@ -186,6 +189,9 @@ pub(crate) struct Making {
     /// A daemon writes it to disk when it was not used for this long; 0: never.
     #[arg(long, value_name = "TIME")]
     pub(crate) hibernate_after: Option<String>,
+    /// How many calls can be taken back; 0 turns it off.
+    #[arg(long, value_name = "N")]
+    pub(crate) undo_calls: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -256,6 +262,18 @@ pub(crate) struct Kill {
     /// By name or number: TERM, SIGKILL, 9.
     #[arg(long, short, default_value = "TERM", value_parser = crate::signals::parse)]
     pub(crate) signal: i32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Undo {
+    /// NAME, NAME/SESSION or a sandbox id.
+    pub(crate) name: Target,
+    /// How many calls.
+    #[arg(long, short = 'k', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) calls: u32,
+    /// Of this interpreter instead of the one that ran last: python, bash or node.
+    #[arg(long = "env", short = 'e', value_name = "LANGUAGE")]
+    pub(crate) language: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -424,6 +442,7 @@ impl Making {
             (Key::MaxLifetime, "--max-lifetime", &self.max_lifetime),
             (Key::StandbyAfter, "--standby-after", &self.standby_after),
             (Key::HibernateAfter, "--hibernate-after", &self.hibernate_after),
+            (Key::UndoCalls, "--undo-calls", &self.undo_calls),
         ];
         let mut flags: Vec<Flag> = given
             .into_iter()

@@ -20,6 +20,7 @@ mod serve;
 mod shell;
 mod sleep;
 mod token;
+mod undo;
 mod wait;
 
 use std::{io::Write, process::ExitCode};
@@ -84,6 +85,7 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Logs(args) => logs::run(args, &context).await,
         Command::Wait(args) => wait::run(args, &context).await,
         Command::Kill(args) => kill::run(args, &context).await,
+        Command::Undo(args) => undo::run(args, &context).await,
         Command::Ls => ls::run(&context).await,
         Command::Brief(args) => brief::run(args, &context).await,
         Command::Inspect(args) => inspect::run(args, &context).await,

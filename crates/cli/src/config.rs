@@ -133,6 +133,8 @@ pub(crate) struct Config {
     values: BTreeMap<Key, (Value, Origin)>,
     environments: BTreeMap<String, (Source, Origin)>,
     tools: BTreeMap<String, ToolSet>,
+    /// Of environments that say how many calls can be taken back.
+    undo_calls: BTreeMap<String, u32>,
     /// Files that were read.
     pub(crate) files: Vec<PathBuf>,
 }
@@ -179,7 +181,13 @@ impl Config {
         let environments = Environments::default();
         let presets =
             environments.iter().map(|(name, source)| (name.to_owned(), (source.clone(), Origin::Default)));
-        Ok(Self { values, environments: presets.collect(), tools: BTreeMap::new(), files: Vec::new() })
+        Ok(Self {
+            values,
+            environments: presets.collect(),
+            tools: BTreeMap::new(),
+            undo_calls: BTreeMap::new(),
+            files: Vec::new(),
+        })
     }
 
     fn add_file(&mut self, path: &Path, author: Author) -> Result<bool, Problem> {
@@ -191,6 +199,7 @@ impl Config {
             self.environments.insert(name, (source, Origin::File(path.to_path_buf(), line)));
         }
         self.tools.extend(said.tools);
+        self.undo_calls.extend(said.undo_calls);
         self.files.push(path.to_path_buf());
         Ok(true)
     }
@@ -236,7 +245,12 @@ impl Config {
         let mut environments = Environments::default();
         for (name, (source, _)) in &self.environments {
             environments.add(name.clone(), source.clone());
+            let own = self.undo_calls.get(name).copied();
+            environments.set_undo_calls(name, own.unwrap_or_else(|| self.number(Key::UndoCalls)));
         }
+        // What a flag says holds for every environment.
+        let flag = self.values.get(&Key::UndoCalls).filter(|(_, origin)| matches!(origin, Origin::Flag(_)));
+        let undo_calls = flag.map(|_| self.number(Key::UndoCalls));
         let Some(state) = self.path(Key::State) else {
             return Err(Problem::new(Code::Config, "there is no place for carrel's state")
                 .hint("name one with --state DIR or CARREL_STATE"));
@@ -270,6 +284,7 @@ impl Config {
             max_lifetime: self.time(Key::MaxLifetime),
             standby_after: self.time(Key::StandbyAfter),
             hibernate_after: self.time(Key::HibernateAfter),
+            undo_calls,
             isolation: match self.value(Key::Isolation) {
                 Some(Value::Word("weak")) => IsolationLevel::Weak,
                 _ => IsolationLevel::Jail,
@@ -399,6 +414,8 @@ pub(crate) struct Settings {
     /// Zero: never.
     pub(crate) standby_after: Duration,
     pub(crate) hibernate_after: Duration,
+    /// As a flag says it.
+    pub(crate) undo_calls: Option<u32>,
     pub(crate) isolation: IsolationLevel,
     pub(crate) project: Option<Project>,
 }
@@ -416,6 +433,7 @@ impl Settings {
             max_lifetime_s: self.max_lifetime.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             standby_after_s: self.standby_after.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             hibernate_after_s: self.hibernate_after.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+            undo_calls: self.undo_calls,
             ..Wish::default()
         }
     }
@@ -485,6 +503,21 @@ mod tests {
         assert!(Config::load(&around, Some(Path::new("missing.toml")), &[]).is_err());
         let settings = Config::load(&around, Some(Path::new("other.toml")), &[]).unwrap().settings().unwrap();
         assert_eq!((settings.limits.execs, settings.limits.pids), (3, 256));
+    }
+
+    #[test]
+    fn an_environment_says_how_many_calls_can_be_taken_back() {
+        let place = tempfile::tempdir().unwrap();
+        let text = "[session]\nundo_calls = 5\n[environments.js]\npreset = \"node\"\nundo_calls = 0\n";
+        write(place.path(), "home/.config/carrel/carrel.toml", text);
+        let settings = |flags: &[Flag]| {
+            Config::load(&around(place.path(), &[]), None, flags).unwrap().settings().unwrap()
+        };
+        let plain = settings(&[]);
+        assert_eq!((plain.environments.undo_calls("python"), plain.environments.undo_calls("js")), (5, 0));
+        assert_eq!(plain.wish(None).undo_calls, None, "the environment decides");
+        let flag = Flag { key: Key::UndoCalls, name: "--undo-calls", text: "7".into() };
+        assert_eq!(settings(&[flag]).wish(Some("js")).undo_calls, Some(7), "unless a flag says it");
     }
 
     #[test]

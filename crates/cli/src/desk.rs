@@ -4,13 +4,14 @@ use std::{path::Path, time::Duration};
 
 use carrel_engine::{
     Engine, Found, Record, Tenant, Wish,
-    call::{Call, begin_on},
+    call::{Call, Undone, begin_on},
     files,
 };
 use carrel_files::Root;
 use carrel_proto::{
     brief::Brief,
     files::{FileReply, FileRequest},
+    guest::Language,
     id::{ExecId, Key, SessionName},
     message::{Event, Exec, ExecInfo, OpenSession, Request, Run, Status},
     outcome::Outcome,
@@ -117,7 +118,7 @@ impl Desk {
             Desk::Own(engine) => engine.ensure_session(record, name).await,
             Desk::Daemon(_) if *name == SessionName::main() => Ok(()),
             Desk::Daemon(client) => {
-                let open = OpenSession { name: name.clone(), cwd: None, env: Default::default() };
+                let open = OpenSession { name: name.clone(), ..OpenSession::default() };
                 match ask(client, record, &Request::OpenSession(open), Duration::ZERO).await {
                     Err(problem) if problem.code == Code::SessionExists => Ok(()),
                     other => other.map(drop),
@@ -208,6 +209,27 @@ impl Desk {
             Desk::Daemon(client) => {
                 let request = Request::Signal { exec: exec.clone(), signal };
                 ask(client, record, &request, Duration::ZERO).await.map(drop)
+            }
+        }
+    }
+
+    pub(crate) async fn undo(
+        &self,
+        record: &Record,
+        session: &SessionName,
+        language: Option<Language>,
+        calls: u32,
+    ) -> Result<Undone, Problem> {
+        match self {
+            Desk::Own(engine) => engine.undo(record, session, language, calls).await,
+            Desk::Daemon(client) => {
+                let request = Request::Undo { session: session.clone(), language, calls };
+                match ask(client, record, &request, Duration::ZERO).await? {
+                    Event::Undone { language, calls, kept, closed_handles } => {
+                        Ok(Undone { language, calls, kept, closed_handles })
+                    }
+                    _ => Err(strange()),
+                }
             }
         }
     }

@@ -6,6 +6,7 @@ pub use carrel_backend::link::AgentLink;
 use carrel_backend::link::{Piece, Reader, Writer};
 use carrel_proto::{
     frame::Stream,
+    guest::Language,
     id::{ExecId, SessionName},
     message::{Display, Event, Exec, ExecInfo, OpenSession, Request, Run},
     outcome::Outcome,
@@ -39,6 +40,18 @@ pub enum Output<'a> {
         next: u64,
     },
     Finished(Outcome),
+}
+
+/// What taking back has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Undone {
+    pub language: Language,
+    /// So many calls were taken back.
+    pub calls: u32,
+    /// So many more can be.
+    pub kept: usize,
+    /// Sockets, pipes and the like that were open then and are not.
+    pub closed_handles: u32,
 }
 
 /// Reads what a call brings. Ends with [`Output::Finished`] or an error.
@@ -199,7 +212,7 @@ impl Engine {
     /// Makes sure that a session is open which nothing is asked of but its name.
     pub async fn ensure_session(&self, record: &Record, name: &SessionName) -> Result<(), Problem> {
         if *name != SessionName::main() {
-            let open = OpenSession { name: name.clone(), cwd: None, env: Default::default() };
+            let open = OpenSession { name: name.clone(), ..OpenSession::default() };
             self.session(record, open).await?;
         }
         Ok(())
@@ -251,6 +264,23 @@ impl Engine {
         match self.lifeline(record).ask(&request, time).await? {
             Event::Waited { outcome } => Ok(outcome),
             _ => Err(Problem::new(Code::Protocol, "the agent did not wait")),
+        }
+    }
+
+    /// Takes back the last calls of a session's interpreter: of the one that ran last, unless a language is named.
+    pub async fn undo(
+        &self,
+        record: &Record,
+        session: &SessionName,
+        language: Option<Language>,
+        calls: u32,
+    ) -> Result<Undone, Problem> {
+        let request = Request::Undo { session: session.clone(), language, calls };
+        match self.ask(record, &request).await? {
+            Event::Undone { language, calls, kept, closed_handles } => {
+                Ok(Undone { language, calls, kept, closed_handles })
+            }
+            _ => Err(Problem::new(Code::Protocol, "the agent did not take anything back")),
         }
     }
 

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use carrel_backend::environment::Environment;
 use carrel_proto::{
     guest::Language,
+    message::DEFAULT_UNDO,
     problem::{Code, Problem},
 };
 use serde::{Deserialize, Serialize};
@@ -19,22 +20,33 @@ pub enum Source {
 
 /// The environments a caller can name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
 pub struct Environments {
     sources: BTreeMap<String, Source>,
+    /// How many calls can be taken back, where a caller does not say.
+    #[serde(default)]
+    undo_calls: BTreeMap<String, u32>,
 }
 
 impl Default for Environments {
     /// The presets, one per language.
     fn default() -> Self {
         let sources = Language::ALL.map(|language| (language.as_str().to_owned(), Source::Preset(language)));
-        Self { sources: sources.into() }
+        Self { sources: sources.into(), undo_calls: BTreeMap::new() }
     }
 }
 
 impl Environments {
     pub fn add(&mut self, name: String, source: Source) {
         self.sources.insert(name, source);
+    }
+
+    pub fn set_undo_calls(&mut self, name: &str, calls: u32) {
+        self.undo_calls.insert(name.to_owned(), calls);
+    }
+
+    /// How many calls can be taken back in a sandbox of this environment, if nobody says otherwise.
+    pub fn undo_calls(&self, name: &str) -> u32 {
+        self.undo_calls.get(name).copied().unwrap_or(DEFAULT_UNDO)
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {

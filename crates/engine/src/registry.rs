@@ -98,6 +98,9 @@ pub struct Spec {
     /// And hibernated.
     #[serde(default = "hibernate_after_s")]
     pub hibernate_after_s: u64,
+    /// How many calls can be taken back. Rows of before say nothing.
+    #[serde(default)]
+    pub undo_calls: u32,
     /// Gone after its one call; the process that made it is its owner.
     pub ephemeral: Option<Owner>,
 }

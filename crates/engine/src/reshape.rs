@@ -18,6 +18,10 @@ impl Engine {
         max_lifetime_s: u64,
     ) -> Result<(), Problem> {
         let before = &record.spec.limits;
+        if limits.memory < before.memory && self.is_alive(record) {
+            // What is kept only to be taken back is in nobody's way.
+            self.ask(record, &Request::DropSpares).await?;
+        }
         self.update_box(record, before, limits).await?;
         if !self.is_alive(record) {
             return Ok(());

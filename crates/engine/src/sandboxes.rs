@@ -33,7 +33,7 @@ use carrel_proto::{
     guest::{EndReason, Language},
     id::{Key, SandboxId},
     limits::Limits,
-    message::{self, Request},
+    message::{self, MAX_UNDO, Request},
     problem::{Code, Problem},
 };
 
@@ -66,6 +66,9 @@ pub struct Wish {
     pub hibernate_after_s: u64,
     /// The language of the call it is for: if the sandbox has to be made, the interpreter starts while the call is on its way.
     pub first: Option<Language>,
+    /// How many calls can be taken back. None: as many as the environment says.
+    #[serde(default)]
+    pub undo_calls: Option<u32>,
     /// Whose it is. That, and what follows from it, is for the front door to say and for nobody to write down.
     #[serde(skip)]
     pub tenant: Tenant,
@@ -287,6 +290,7 @@ impl Engine {
     ) -> Result<Option<Record>, Problem> {
         let environment = wish.environment.clone().unwrap_or_else(|| DEFAULT_ENVIRONMENT.to_owned());
         self.environments().source(&environment)?;
+        let undo_calls = wish.undo_calls.unwrap_or_else(|| self.environments().undo_calls(&environment));
         let spec = Spec {
             environment,
             limits: wish.limits.clone(),
@@ -296,6 +300,8 @@ impl Engine {
             max_lifetime_s: wish.max_lifetime_s,
             standby_after_s: wish.standby_after_s,
             hibernate_after_s: wish.hibernate_after_s,
+            // Nobody comes back to take something back.
+            undo_calls: if owner.is_some() { 0 } else { undo_calls.min(MAX_UNDO) },
             ephemeral: owner,
         };
         let mut random = [0; 10];
@@ -386,6 +392,7 @@ impl Engine {
             resume: false,
             first,
             life: before.map_or(0, |placed| placed.life + 1),
+            undo_calls: record.spec.undo_calls,
         })
     }
 

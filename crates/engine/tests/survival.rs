@@ -423,7 +423,7 @@ async fn a_call_that_takes_its_time_is_waited_for() {
 /// Runs in a session of its own; says its exit code.
 async fn bash_in(engine: &Engine, record: &Record, name: &str, code: &str) -> i32 {
     let name: SessionName = name.parse().unwrap();
-    let open = OpenSession { name: name.clone(), cwd: None, env: std::collections::BTreeMap::new() };
+    let open = OpenSession { name: name.clone(), ..OpenSession::default() };
     engine.session(record, open).await.unwrap();
     let run = Run {
         session: name,

@@ -15,20 +15,28 @@ const PASSES: usize = 64;
 
 /// Ends everything below `root`, but not `root` itself.
 pub fn kill_below(root: i32) {
+    kill_chosen(
+        || below(root),
+        |pids, signal| {
+            for pid in pids {
+                let _ = kill_process(userns::pid(*pid), signal);
+            }
+        },
+    );
+}
+
+/// Ends those that `choose` finds. It is asked several times, because what is to be ended may be making more of its kind.
+pub fn kill_chosen(choose: impl Fn() -> Vec<i32>, send: impl Fn(&[i32], Signal)) {
     let mut seen = 0;
     for _ in 0..PASSES {
-        let now = below(root);
-        for pid in &now {
-            let _ = kill_process(userns::pid(*pid), Signal::STOP);
-        }
+        let now = choose();
+        send(&now, Signal::STOP);
         if now.len() <= seen {
             break;
         }
         seen = now.len();
     }
-    for pid in below(root) {
-        let _ = kill_process(userns::pid(pid), Signal::KILL);
-    }
+    send(&choose(), Signal::KILL);
 }
 
 /// What `/proc/PID/stat` says of a process, as far as we ask.

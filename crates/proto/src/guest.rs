@@ -130,6 +130,9 @@ pub struct AgentConfig {
     /// How often the sandbox was brought back over its files. Execs are numbered on, so that no id means two.
     #[serde(default)]
     pub life: u32,
+    /// How many calls can be taken back, in sessions that do not say otherwise.
+    #[serde(default)]
+    pub undo_calls: u32,
 }
 
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.

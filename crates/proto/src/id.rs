@@ -100,6 +100,13 @@ impl SandboxId {
     }
 }
 
+impl Default for SessionName {
+    /// The one that every sandbox has.
+    fn default() -> Self {
+        Self::main()
+    }
+}
+
 impl SessionName {
     /// The session every sandbox has.
     pub fn main() -> Self {

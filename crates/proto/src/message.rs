@@ -23,6 +23,10 @@ use crate::{
 
 /// Raised with every incompatible change. Engine and agent of different versions refuse each other politely.
 pub const PROTOCOL: u32 = 2;
+/// Calls that can be taken back unless somebody wants another number.
+pub const DEFAULT_UNDO: u32 = 3;
+/// Most calls that can be taken back: each keeps a copy of the interpreter, as a process that shares what has not changed.
+pub const MAX_UNDO: u32 = 16;
 /// Largest piece of code of one run.
 pub const MAX_CODE: usize = 8 << 20;
 /// Most arguments plus variables of an exec: the kernel's own bound is near 2 MiB in bytes.
@@ -88,6 +92,15 @@ pub enum Request {
         #[serde(default)]
         unset: Vec<String>,
     },
+    /// Takes back the last calls of an interpreter: of the one that ran last, unless a language is named.
+    Undo {
+        session: SessionName,
+        #[serde(default)]
+        language: Option<Language>,
+        calls: u32,
+    },
+    /// Lets go of all states that are kept to be gone back to: their memory is free. The next calls keep new ones.
+    DropSpares,
     Status,
     Usage,
     /// The box is about to be frozen: may it be? With `idle_ms` only if nobody has wanted anything for so long. If the answer
@@ -173,13 +186,16 @@ pub struct PtySize {
     pub cols: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct OpenSession {
     pub name: SessionName,
     #[serde(default)]
     pub cwd: Option<String>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// How many calls can be taken back; the sandbox's own number if it is not said.
+    #[serde(default)]
+    pub undo_calls: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -221,6 +237,15 @@ pub enum Event {
         ports: Vec<PortInfo>,
     },
     Dialed,
+    /// So many calls were taken back; so many more can be.
+    Undone {
+        language: Language,
+        calls: u32,
+        kept: usize,
+        /// Sockets, pipes and the like that were open in that state and are not.
+        #[serde(default)]
+        closed_handles: u32,
+    },
     Files(FileReply),
     Done,
     Failed(Problem),

@@ -194,6 +194,20 @@ pub struct Outcome {
     #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub problem: Option<Problem>,
     pub receipt: Box<Receipt>,
+    /// Whether a call that takes the interpreter down leaves the session as it was before: this one, and the next. Nothing where
+    /// undo is off, and for commands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub transactional: Option<bool>,
+    /// Why it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub transactional_reason: Option<String>,
+    /// With `rolled_back`: how many calls were taken back, this one included. More than 1 where the state right before this call
+    /// was one that could not be kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub taken_back: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -91,6 +91,8 @@ codes! {
     MethodNotAllowed = "method_not_allowed",
     /// The daemon is shutting down or has more to do than it takes on; later it may work.
     Unavailable = "unavailable",
+    /// These calls cannot be taken back; the message says why and how many can.
+    UndoUnavailable = "undo_unavailable",
     Unsupported = "unsupported",
     Internal = "internal",
 }

@@ -184,6 +184,9 @@ mod tests {
             exception: Some(Exception { name: "ValueError".into(), message: String::new() }),
             problem: Some(Problem::new(Code::Oom, "gone").hint("less")),
             receipt: Box::default(),
+            transactional: Some(false),
+            transactional_reason: Some("threads".into()),
+            taken_back: Some(2),
         }
     }
 

@@ -56,8 +56,8 @@ export class Carrel {
 
   /** Runs code in a sandbox by name or key, or in a fresh one that is gone afterwards. */
   run(code: string, options: ClientRunOptions = {}): Promise<Result> {
-    const { sandbox, workflowRun, agentRun, labels, limits, idleTimeoutSeconds, maxLifetimeSeconds, ...rest } = options;
-    const more = { sandbox, workflowRun, agentRun, labels, limits, idleTimeoutSeconds, maxLifetimeSeconds };
+    const { sandbox, workflowRun, agentRun, labels, limits, idleTimeoutSeconds, maxLifetimeSeconds, undoCalls, ...rest } = options;
+    const more = { sandbox, workflowRun, agentRun, labels, limits, idleTimeoutSeconds, maxLifetimeSeconds, undoCalls };
     return run(this.#http, "/v1/run", code, rest, more);
   }
 

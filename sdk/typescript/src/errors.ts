@@ -96,6 +96,10 @@ export class EnvironmentMismatchError extends ConflictError {
 export class BusyError extends ConflictError {
   static override readonly code: string = "busy";
 }
+/** These calls cannot be taken back; the message says why, and how many can. */
+export class UndoUnavailableError extends ConflictError {
+  static override readonly code: string = "undo_unavailable";
+}
 /** An earlier call took the interpreter down while this one was waiting. */
 export class StateLostError extends ConflictError {
   static override readonly code: string = "state_lost";
@@ -174,7 +178,7 @@ const BY_CODE = new Map<string, ErrorClass>(
   [
     InvalidArgumentError, UnauthorizedError, ForbiddenError, NotFoundError, SandboxNotFoundError, SessionNotFoundError,
     ExecNotFoundError, ConflictError, AlreadyExistsError, SessionExistsError, ExecEndedError, EnvironmentMismatchError, BusyError,
-    StateLostError, PreconditionFailedError, TooLargeError, UnprocessableError, CommandNotFoundError, QuotaError, RateLimitError,
+    UndoUnavailableError, StateLostError, PreconditionFailedError, TooLargeError, UnprocessableError, CommandNotFoundError, QuotaError, RateLimitError,
     AgentLostError, PortClosedError, UnavailableError, TimeoutError, DiskFullError,
   ].map((kind) => [kind.code, kind]),
 );

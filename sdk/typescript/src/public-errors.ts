@@ -16,6 +16,7 @@ export {
   EnvironmentMismatchError,
   BusyError,
   StateLostError,
+  UndoUnavailableError,
   PreconditionFailedError,
   TooLargeError,
   UnprocessableError,

@@ -27,6 +27,11 @@ export interface Outcome {
   /** When something other than the code's own exit ended it. */
   error: CarrelError | undefined;
   receipt: Receipt;
+  /** Whether a call that takes the interpreter down leaves the session as before; undefined where undo is off. */
+  transactional: boolean | undefined;
+  transactionalReason: string | undefined;
+  /** With `rolled_back`: how many calls were taken back, this one included. */
+  takenBack: number | undefined;
 }
 
 export function parseOutcome(value: unknown): Outcome | undefined {
@@ -41,6 +46,9 @@ export function parseOutcome(value: unknown): Outcome | undefined {
     exception: (value["exception"] ?? undefined) as CodeException | undefined,
     error: problem ? fromProblem(problem) : undefined,
     receipt: fromWire<Receipt>(value["receipt"] ?? {}),
+    transactional: typeof value["transactional"] === "boolean" ? value["transactional"] : undefined,
+    transactionalReason: typeof value["transactional_reason"] === "string" ? value["transactional_reason"] : undefined,
+    takenBack: typeof value["taken_back"] === "number" ? value["taken_back"] : undefined,
   };
 }
 
@@ -61,6 +69,9 @@ export class Result {
   /** When something other than the code's own exit ended it: a timeout, say. */
   readonly error: CarrelError | undefined;
   readonly receipt: Receipt;
+  readonly transactional: boolean | undefined;
+  readonly transactionalReason: string | undefined;
+  readonly takenBack: number | undefined;
   /** What a person would be told: that the sandbox had ended before, say. */
   readonly note: string | undefined;
 
@@ -82,6 +93,9 @@ export class Result {
     this.exception = outcome.exception;
     this.error = outcome.error;
     this.receipt = outcome.receipt;
+    this.transactional = outcome.transactional;
+    this.transactionalReason = outcome.transactionalReason;
+    this.takenBack = outcome.takenBack;
     this.note = text("note");
   }
 

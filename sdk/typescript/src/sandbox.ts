@@ -8,7 +8,7 @@ import { Ports } from "./ports.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
 import { Session, type SessionOptions } from "./session.js";
-import type { Brief, SandboxInfo, SandboxMetrics, SandboxSettings, SessionInfo } from "./types.js";
+import type { Brief, SandboxInfo, SandboxMetrics, SandboxSettings, SessionInfo, Undone } from "./types.js";
 
 export class Sandbox {
   readonly #http: Http;
@@ -70,9 +70,9 @@ export class Sandbox {
 
   /** The session of that name; made if it is not there, else given the variables too. */
   async session(name: string, options: SessionOptions = {}): Promise<Session> {
-    const { signal, cwd, env } = options;
+    const { signal, cwd, env, undoCalls } = options;
     try {
-      const info = await this.#http.json<SessionInfo>("POST", `${this.#path}/sessions`, { json: { name, cwd, env }, creates: true, signal });
+      const info = await this.#http.json<SessionInfo>("POST", `${this.#path}/sessions`, { json: { name, cwd, env, undoCalls }, creates: true, signal });
       return new Session(this.#http, this.id, info);
     } catch (error) {
       if (!(error instanceof SessionExistsError)) throw error;
@@ -95,6 +95,12 @@ export class Sandbox {
     return this.#http.json<Brief>("GET", `${this.#path}/brief`, { query: { session }, signal: options.signal });
   }
 
+  /** Takes back the last calls of the interpreter that ran last, or of `language`: variables are as before them, files stay. */
+  undo(calls = 1, options: CallOptions & { session?: string; language?: string } = {}): Promise<Undone> {
+    const { signal, session, language } = options;
+    return this.#http.json<Undone>("POST", `${this.#path}/undo`, { json: { calls, session, language }, creates: true, signal });
+  }
+
   metrics(options: CallOptions = {}): Promise<SandboxMetrics> {
     return this.#http.json<SandboxMetrics>("GET", `${this.#path}/metrics`, options);
   }
@@ -106,7 +112,7 @@ export class Sandbox {
   }
 
   /** Changes limits, labels and timeouts; what cannot be changed in place is refused, and nothing is changed. */
-  async update(settings: SandboxSettings & CallOptions): Promise<SandboxInfo> {
+  async update(settings: Omit<SandboxSettings, "undoCalls"> & CallOptions): Promise<SandboxInfo> {
     const { signal, ...json } = settings;
     this.info = await this.#http.json<SandboxInfo>("PATCH", this.#path, { json, again: true, signal });
     return this.info;

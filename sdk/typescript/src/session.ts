@@ -4,11 +4,13 @@ import { startExec, type ExecOptions, type StartedExec } from "./exec.js";
 import { segment, type CallOptions, type Http } from "./http.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
-import type { SessionInfo } from "./types.js";
+import type { SessionInfo, Undone } from "./types.js";
 
 export interface SessionOptions extends CallOptions {
   cwd?: string;
   env?: Record<string, string>;
+  /** How many calls can be taken back, of a session that is opened. */
+  undoCalls?: number;
 }
 
 export class Session {
@@ -33,6 +35,13 @@ export class Session {
 
   exec(argv: readonly string[], options: Omit<ExecOptions, "session"> = {}): StartedExec {
     return startExec(this.#http, this.sandbox, argv, { ...options, session: this.name });
+  }
+
+  /** Takes back its last calls. */
+  undo(calls = 1, options: CallOptions & { language?: string } = {}): Promise<Undone> {
+    const { signal, language } = options;
+    const json = { calls, session: this.name, language };
+    return this.#http.json<Undone>("POST", `/v1/sandboxes/${segment(this.sandbox)}/undo`, { json, creates: true, signal });
   }
 
   /** Sets variables, and unsets those that are null; interpreters that run know them too. */

@@ -22,6 +22,8 @@ export interface SandboxSettings {
   standbyAfterSeconds?: number;
   /** Hibernated when idle for so long; 0: never. */
   hibernateAfterSeconds?: number;
+  /** How many calls can be taken back; 0 turns it off. */
+  undoCalls?: number;
 }
 
 /** Which sandbox is meant, and how it is made. Nothing: a new one without a key. */
@@ -62,6 +64,7 @@ export interface SandboxInfo {
   imageBytes: number | null;
   /** Why it stays in standby though it is idle for long enough to be hibernated. */
   standbyReason: string | null;
+  undoCalls?: number;
   createdUnixMs: number;
   usedUnixMs: number;
   closeAtUnixMs: number | null;
@@ -69,6 +72,19 @@ export interface SandboxInfo {
   created?: boolean;
   /** What a person would be told: what had become of it, say. */
   note?: string | null;
+}
+
+/** What `undo` has brought. */
+export interface Undone {
+  sandbox: string;
+  session: string;
+  language: string;
+  /** So many calls were taken back. */
+  calls: number;
+  /** So many more can be. */
+  kept: number;
+  /** Sockets, pipes and the like that were open in that state and are closed now. */
+  closedHandles: number;
 }
 
 export interface SandboxMetrics {

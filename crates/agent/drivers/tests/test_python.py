@@ -916,6 +916,71 @@ class Brief(Case):
         self.assertEqual((held["s"]["type"], held["s"]["shape"]), ("Series", "3"))
 
 
+class Undo(Case):
+    """Spares, as the agent sees them: by what the driver says."""
+
+    def call(self, code, undo=2, spare=True):
+        """A call, and what the driver says of its state afterwards."""
+        result = self.driver.begin(code, undo=undo)
+        while result.done is None:
+            reply = self.driver.reply(result)
+            if "done" in reply:
+                result.done = reply["done"]
+            elif "display" in reply:
+                result.displays.append(reply["display"])
+        result.spare = self.driver.reply(result) if spare else None
+        return result
+
+    def send(self, word):
+        os.write(self.driver.requests, json.dumps(word, separators=(",", ":")).encode() + b"\n")
+
+    def restored(self):
+        """A spare takes over; what was left in the pipe is none of its business."""
+        result = Result()
+        word = self.driver.reply(result)["restored"]
+        os.write(self.driver.requests, b'{"id":999,"code":"x = \'not for it\'"}\n')
+        self.send({"resume": word["id"]})
+        self.assertIn("ready", self.driver.reply(result))
+        self.assertEqual(self.driver.reply(result)["spare"]["id"], word["id"])
+        return word["id"]
+
+    def crash(self, code):
+        self.driver.begin(code, undo=2)
+        return self.restored()
+
+    def test_a_crash_is_taken_back(self):
+        self.assertEqual(self.call("x = 1").spare["spare"]["id"], 1)
+        for code in ("x = 2; import os; os._exit(1)", "import os, signal; os.kill(os.getpid(), 9)", "import ctypes; ctypes.string_at(0)"):
+            self.assertEqual(self.crash(code), 1)
+            self.driver.number = 1
+        self.assertEqual(self.call("x").value, "1")
+
+    def test_undo_goes_back_to_the_state_after_a_call(self):
+        for number in range(1, 6):
+            self.call("x = %d" % number)
+        self.send({"undo": 3})
+        self.assertEqual(self.restored(), 3)
+        self.assertEqual(self.call("x").value, "3")
+
+    def test_no_more_spares_than_wanted(self):
+        for _ in range(5):
+            self.call("1")
+        count = "import os; len(open('/proc/self/task/%d/children' % os.getpid()).read().split())"
+        self.assertEqual(self.call(count).value, "3")
+        self.assertEqual(self.call(count, undo=0, spare=False).value, "0")
+
+    def test_threads_are_an_obstacle(self):
+        result = self.call("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
+        self.assertIn("threads", result.done["unspared"])
+        self.assertIn("threads", result.spare["unspared"]["reason"])
+        self.assertIn("spare", self.call("e.set(); t.join()").spare)
+
+    def test_a_broken_module_is_no_end(self):
+        result = self.call("import posix; posix.fork = None")
+        self.assertIn("unspared", result.spare)
+        self.assertEqual(self.call("1 + 1").value, "2")
+
+
 class Speed(Case):
     def test_warm_call(self):
         self.run_code("1 + 1")

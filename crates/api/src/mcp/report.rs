@@ -154,9 +154,12 @@ fn ended(outcome: &Outcome) -> Vec<String> {
     let failed = !words.is_empty();
     match outcome.session_state {
         SessionState::Lost => words.push("state lost: the interpreter starts anew, files stay".to_owned()),
-        SessionState::RolledBack => words.push("state is as it was before this call".to_owned()),
+        SessionState::RolledBack if outcome.taken_back.is_none_or(|calls| calls == 1) => {
+            words.push("state is as it was before this call".to_owned());
+        }
         SessionState::Preserved if failed => words.push("state kept".to_owned()),
-        SessionState::Preserved | SessionState::None => {}
+        // The hint has said how far back.
+        SessionState::RolledBack | SessionState::Preserved | SessionState::None => {}
     }
     if outcome.receipt.processes > 0 {
         words.push(format!("{} processes still running", outcome.receipt.processes));

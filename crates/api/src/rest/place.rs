@@ -48,6 +48,7 @@ pub(crate) struct Make {
     pub(crate) max_lifetime_seconds: Option<u64>,
     pub(crate) standby_after_seconds: Option<u64>,
     pub(crate) hibernate_after_seconds: Option<u64>,
+    pub(crate) undo_calls: Option<u32>,
     /// The language of the call it is for.
     pub(crate) first: Option<Language>,
 }
@@ -73,6 +74,9 @@ impl Make {
         }
         if let Some(seconds) = or_never("hibernate_after_seconds", self.hibernate_after_seconds)? {
             wish.hibernate_after_s = seconds;
+        }
+        if let Some(calls) = self.undo_calls {
+            wish.undo_calls = Some(super::undo::calls_within(calls)?);
         }
         wish.labels = Labels::new(self.labels.unwrap_or_default())?;
         wish.first = self.first;
@@ -134,6 +138,7 @@ impl Place {
             max_lifetime_seconds: create.max_lifetime_seconds,
             standby_after_seconds: create.standby_after_seconds,
             hibernate_after_seconds: create.hibernate_after_seconds,
+            undo_calls: create.undo_calls,
             first: None,
         };
         Ok(Self { which, name, wish: make.wish(daemon, caller)? })

@@ -119,6 +119,7 @@ pub(crate) fn status(code: Code) -> StatusCode {
         | Code::IsADirectory
         | Code::NotARegularFile
         | Code::Busy
+        | Code::UndoUnavailable
         | Code::StateLost => StatusCode::CONFLICT,
         Code::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
         Code::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,

@@ -86,6 +86,9 @@ struct RunAnywhere {
     idle_timeout_seconds: Option<u64>,
     #[schema(minimum = 1, maximum = 31_536_000)]
     max_lifetime_seconds: Option<u64>,
+    /// How many calls can be taken back, in a sandbox that has to be made.
+    #[schema(maximum = 16)]
+    undo_calls: Option<u32>,
     #[schema(exclusive_minimum = 0.0, maximum = 3600.0)]
     timeout_seconds: Option<f64>,
     #[serde(default)]
@@ -147,6 +150,7 @@ async fn run_anywhere(
         limits: request.limits.clone(),
         idle_timeout_seconds: request.idle_timeout_seconds,
         max_lifetime_seconds: request.max_lifetime_seconds,
+        undo_calls: request.undo_calls,
         first: daemon.engine.environments().first_language(request.environment.as_deref()),
         ..Make::default()
     };

@@ -36,6 +36,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(standby))
         .routes(routes!(hibernate))
         .routes(routes!(metrics))
+        .routes(routes!(super::undo::undo))
 }
 
 /// What a caller may say of a sandbox that may have to be made.
@@ -65,6 +66,9 @@ pub(crate) struct Create {
     /// Hibernated when idle for so long; 0: never.
     #[schema(maximum = 31_536_000)]
     pub(crate) hibernate_after_seconds: Option<u64>,
+    /// How many calls can be taken back; 0 turns it off.
+    #[schema(maximum = 16)]
+    pub(crate) undo_calls: Option<u32>,
     /// A sandbox spec: an object, or text in YAML or with the front matter of an agent file.
     #[schema(value_type = Option<Object>)]
     pub(crate) spec: Option<serde_json::Value>,
@@ -171,6 +175,8 @@ pub(crate) struct Sandbox {
     image_bytes: Option<u64>,
     /// Why it stays in standby though it is idle for long enough to be hibernated.
     standby_reason: Option<String>,
+    /// How many calls can be taken back.
+    undo_calls: u32,
     created_unix_ms: u64,
     used_unix_ms: u64,
     close_at_unix_ms: Option<u64>,
@@ -205,6 +211,7 @@ impl Sandbox {
             hibernate_after_seconds: record.spec.hibernate_after_s,
             image_bytes: record.image().map(|image| image.bytes),
             standby_reason: record.standby_reason().map(str::to_owned),
+            undo_calls: record.spec.undo_calls,
             created_unix_ms: record.created_unix_ms,
             used_unix_ms: record.used_unix_ms,
             close_at_unix_ms: record.close_at_unix_ms,

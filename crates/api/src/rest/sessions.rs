@@ -39,6 +39,9 @@ struct CreateSession {
     cwd: Option<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
+    /// How many calls can be taken back; as many as the sandbox says unless said otherwise. 0 turns it off.
+    #[schema(maximum = 16)]
+    undo_calls: Option<u32>,
 }
 
 /// Opens a session.
@@ -57,7 +60,12 @@ async fn create(
         .once(&daemon, &caller, async move {
             let record = opening.living(&who, &id).await?.record;
             let name = request.name.clone();
-            let open = OpenSession { name: request.name, cwd: request.cwd, env: request.env };
+            let open = OpenSession {
+                name: request.name,
+                cwd: request.cwd,
+                env: request.env,
+                undo_calls: request.undo_calls.map(super::undo::calls_within).transpose()?,
+            };
             if !opening.engine.session(&record, open).await? {
                 return Err(Problem::new(Code::SessionExists, format!("session `{name}` is open already"))
                     .hint("PATCH changes its variables, DELETE ends it")

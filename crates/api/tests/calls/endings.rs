@@ -132,3 +132,28 @@ async fn an_id_of_a_call_means_no_other_call_after_the_sandbox_was_brought_back(
         assert_eq!(sandbox.get("execs").await.ok()["items"].as_array().unwrap().len(), 1);
     }
 }
+
+#[tokio::test]
+async fn calls_are_taken_back() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    for n in 0..3 {
+        let ran = sandbox.run("python", &format!("x = {n}")).await;
+        assert_eq!(ran["transactional"], true, "{ran}");
+    }
+    let ran = sandbox.run("python", "x = 9; import os; os._exit(3)").await;
+    assert_eq!((&ran["session_state"], &ran["taken_back"]), (&json!("rolled_back"), &json!(1)), "{ran}");
+    let undone = sandbox.post("undo", json!({"calls": 2})).await.ok();
+    assert_eq!(
+        (&undone["language"], &undone["calls"], &undone["kept"]),
+        (&json!("python"), &json!(2), &json!(1))
+    );
+    assert_eq!(sandbox.run("python", "x").await["results"][0]["mime"]["text/plain"], "0");
+    sandbox.post("undo", json!({"calls": 9})).await.refused(409, "undo_unavailable");
+    sandbox.post("undo", json!({"calls": 0})).await.refused(400, "invalid_argument");
+    sandbox.post("undo", json!({"call": 1})).await.refused(400, "invalid_argument");
+    sandbox.post("undo", json!({"session": "none"})).await.refused(404, "session_not_found");
+    let bash = sandbox.run("bash", "x=1").await;
+    assert_eq!(bash["transactional"], false);
+    assert!(bash["transactional_reason"].as_str().is_some_and(|reason| !reason.is_empty()));
+}

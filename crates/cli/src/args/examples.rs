@@ -46,6 +46,12 @@ Examples:
   carrel kill work ex_3
   carrel kill work ex_3 --signal KILL";
 
+pub(super) const UNDO: &str = "\
+Examples:
+  carrel undo work
+  carrel undo work -k 2 --json
+  carrel undo work/tests";
+
 pub(super) const LS: &str = "\
 Examples:
   carrel ls

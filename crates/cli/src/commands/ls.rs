@@ -70,6 +70,7 @@ pub(crate) fn object(record: &Record) -> Value {
         "hibernate_after_seconds": record.spec.hibernate_after_s,
         "image_bytes": record.image().map(|image| image.bytes),
         "standby_reason": record.standby_reason(),
+        "undo_calls": record.spec.undo_calls,
         "ephemeral": record.spec.ephemeral.is_some(),
         "created_unix_ms": record.created_unix_ms,
         "used_unix_ms": record.used_unix_ms,

@@ -33,6 +33,8 @@ pub(crate) struct Said {
     pub(crate) environments: Vec<(String, Source, usize)>,
     /// What `carrel mcp` offers for an environment.
     pub(crate) tools: Vec<(String, ToolSet)>,
+    /// How many calls can be taken back in an environment.
+    pub(crate) undo_calls: Vec<(String, u32)>,
 }
 
 /// Reads a file. `None`: there is none.
@@ -202,6 +204,19 @@ impl File<'_> {
                         said.tools.push((name.get_ref().to_string(), set));
                         continue;
                     }
+                    "undo_calls" => {
+                        let kind = Key::UndoCalls.kind();
+                        let Some(written) = written(kind, value.get_ref()) else {
+                            return Err(self.wrong(field, &dotted, kind.wanted()));
+                        };
+                        let calls = kind
+                            .parse(&written)
+                            .map_err(|why| self.problem(at, format!("`{dotted}`: {why}")))?;
+                        if let Value::Count(calls) = calls {
+                            said.undo_calls.push((name.get_ref().to_string(), calls));
+                        }
+                        continue;
+                    }
                     "preset" => {
                         let text = text(&dotted)?;
                         let language = Language::parse(text).ok_or_else(|| {
@@ -213,10 +228,11 @@ impl File<'_> {
                     }
                     "sandbox" => Source::Artifact(self.below(Path::new(text(&dotted)?))),
                     _ => {
-                        let near = nearest(field.get_ref(), ["preset", "sandbox", "tools"]);
-                        let hint = near.map_or("known: preset, sandbox, tools".to_owned(), |near| {
-                            format!("did you mean `{near}`?")
-                        });
+                        let near = nearest(field.get_ref(), ["preset", "sandbox", "tools", "undo_calls"]);
+                        let hint = near
+                            .map_or("known: preset, sandbox, tools, undo_calls".to_owned(), |near| {
+                                format!("did you mean `{near}`?")
+                            });
                         return Err(self
                             .problem(field.span().start, format!("there is no setting `{dotted}`"))
                             .hint(hint));
@@ -252,11 +268,10 @@ fn written(kind: Kind, value: &DeValue<'_>) -> Option<String> {
             });
             Some(each.collect::<Option<Vec<&str>>>()?.join(","))
         }
-        (Kind::Size | Kind::Time { .. } | Kind::Count | Kind::Cpus, DeValue::Integer(number))
-            if number.radix() == 10 =>
-        {
-            Some(number.as_str().to_owned())
-        }
+        (
+            Kind::Size | Kind::Time { .. } | Kind::Count | Kind::UpTo(_) | Kind::Cpus,
+            DeValue::Integer(number),
+        ) if number.radix() == 10 => Some(number.as_str().to_owned()),
         (Kind::Cpus, DeValue::Float(number)) => Some(number.as_str().to_owned()),
         (Kind::Flag, DeValue::Boolean(flag)) => Some(flag.to_string()),
         _ => None,

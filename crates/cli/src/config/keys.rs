@@ -4,7 +4,10 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 pub(crate) use carrel_engine::nearest::nearest;
 use carrel_engine::registry::{HIBERNATE_AFTER_S, STANDBY_AFTER_S};
-use carrel_proto::limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT};
+use carrel_proto::{
+    limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT},
+    message::{DEFAULT_UNDO, MAX_UNDO},
+};
 
 /// A year: longer than any sandbox should wait, and far from overflow.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -17,6 +20,7 @@ pub(crate) enum Key {
     MaxLifetime,
     StandbyAfter,
     HibernateAfter,
+    UndoCalls,
     Cpus,
     Memory,
     Pids,
@@ -64,6 +68,8 @@ pub(crate) enum Kind {
     },
     Size,
     Count,
+    /// Also none.
+    UpTo(u32),
     Cpus,
     Flag,
     Word(&'static [&'static str]),
@@ -80,13 +86,14 @@ pub(crate) enum Kind {
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 24] = [
+    pub(crate) const ALL: [Key; 25] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
         Key::MaxLifetime,
         Key::StandbyAfter,
         Key::HibernateAfter,
+        Key::UndoCalls,
         Key::Cpus,
         Key::Memory,
         Key::Pids,
@@ -118,6 +125,7 @@ impl Key {
             Key::MaxLifetime => "session.max_lifetime_seconds",
             Key::StandbyAfter => "session.standby_after_seconds",
             Key::HibernateAfter => "session.hibernate_after_seconds",
+            Key::UndoCalls => "session.undo_calls",
             Key::Cpus => "limits.cpus",
             Key::Memory => "limits.memory",
             Key::Pids => "limits.pids",
@@ -166,6 +174,7 @@ impl Key {
             Key::Cpus => Kind::Cpus,
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
             Key::Pids | Key::Execs => Kind::Count,
+            Key::UndoCalls => Kind::UpTo(MAX_UNDO),
             Key::ProjectWritable | Key::ServeAudit => Kind::Flag,
         }
     }
@@ -190,6 +199,7 @@ impl Key {
             Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),
             Key::StandbyAfter => Value::Time(Duration::from_secs(STANDBY_AFTER_S)),
             Key::HibernateAfter => Value::Time(Duration::from_secs(HIBERNATE_AFTER_S)),
+            Key::UndoCalls => Value::Count(DEFAULT_UNDO),
             Key::Cpus => Value::Cpus(limits.cpu_millis),
             Key::Memory => Value::Size(limits.memory),
             Key::Pids => Value::Count(limits.pids),
@@ -229,6 +239,10 @@ impl Kind {
                 Ok(count) if count > 0 => Ok(Value::Count(count)),
                 _ => Err(format!("`{text}` is not a whole number above 0")),
             },
+            Kind::UpTo(most) => match text.parse::<u32>() {
+                Ok(count) if count <= most => Ok(Value::Count(count)),
+                _ => Err(format!("`{text}` is not a whole number from 0 to {most}")),
+            },
             Kind::Cpus => cpus(text).map(Value::Cpus),
             Kind::Flag => match text {
                 "true" | "1" | "yes" => Ok(Value::Flag(true)),
@@ -265,7 +279,7 @@ impl Kind {
             Kind::Time { .. } => "a number of seconds",
             Kind::TimeOrNever { .. } => "a number of seconds, or 0 for never",
             Kind::Size => "a size such as \"512MB\", or a number of bytes",
-            Kind::Count => "a whole number",
+            Kind::Count | Kind::UpTo(_) => "a whole number",
             Kind::Cpus => "a number",
             Kind::Flag => "true or false",
             Kind::Word(_) | Kind::Path | Kind::Url => "a string",

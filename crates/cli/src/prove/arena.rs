@@ -184,7 +184,7 @@ impl<'a> Arena<'a> {
         let path = GuestPath::parse(TREASURE).map_err(Problem::internal)?;
         self.engine.files(&self.b)?.write(&path, self.treasure.as_bytes(), WriteOptions::default())?;
         let other: SessionName = "other".parse().map_err(Problem::internal)?;
-        let open = OpenSession { name: other.clone(), cwd: None, env: BTreeMap::new() };
+        let open = OpenSession { name: other.clone(), ..OpenSession::default() };
         self.engine.session(&self.a, open).await?;
         // The program that is there in any box; a name of its own makes it sleep, its arguments are the marker.
         let argv =

@@ -179,3 +179,29 @@ fn receipts_and_briefs_are_for_people_too() {
     assert_eq!(place.run(&["brief", "work/none"]).code, 125);
     assert_eq!(place.run(&["brief", "nobody"]).code, 125);
 }
+
+#[test]
+fn a_crash_is_taken_back_and_so_are_calls() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    for n in 0..3 {
+        place.run(&["run", "-s", "work", &format!("x = {n}")]).with(0);
+    }
+    let crashed = place.run(&["run", "-s", "work", "x = 9; import os; os._exit(3)"]);
+    assert_eq!(crashed.code, 3);
+    assert!(crashed.err.contains("session state: rolled back"), "{}", crashed.err);
+    let undone = place.run(&["undo", "work", "-k", "1"]).with(0);
+    assert_eq!(undone, "took back 1 call of python; 2 more can be taken back\n");
+    let undone = place.run(&["undo", "work", "--json"]).json();
+    assert_eq!((&undone["calls"], &undone["kept"]), (&1.into(), &1.into()), "{undone}");
+    assert_eq!(place.run(&["run", "-s", "work", "x"]).with(0), "0\n");
+    let far = place.run(&["undo", "work", "-k", "9", "--json"]);
+    assert_eq!((far.code, &far.json()["error"]["code"]), (125, &"undo_unavailable".into()));
+    place.run(&["open", "plain", "--undo-calls", "0"]).with(0);
+    assert_eq!(place.run(&["ls", "--json"]).json()["sandboxes"][1]["undo_calls"], 0);
+    let reply = place.run(&["run", "-s", "plain", "--json", "1"]).json();
+    assert!(reply.get("transactional").is_none(), "{reply}");
+    assert!(place.run(&["undo", "plain"]).err.contains("off"));
+}

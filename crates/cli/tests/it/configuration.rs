@@ -42,6 +42,7 @@ fn flags_are_checked_before_anything_is_made() {
         ("--memory", "lots"),
         ("--timeout", "2h"),
         ("--cpus", "0"),
+        ("--undo-calls", "17"),
         ("--isolation", "none"),
         ("--project", "/nope"),
     ] {

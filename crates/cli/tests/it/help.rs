@@ -9,6 +9,7 @@ const COMMANDS: &[&[&str]] = &[
     &["logs"],
     &["wait"],
     &["kill"],
+    &["undo"],
     &["ls"],
     &["inspect"],
     &["open"],

@@ -18,6 +18,7 @@ pub(crate) fn claim(id: &str) -> Claim {
             max_lifetime_s: 600,
             standby_after_s: 300,
             hibernate_after_s: 1800,
+            undo_calls: 3,
             ephemeral: None,
         },
         labels: Labels::default(),

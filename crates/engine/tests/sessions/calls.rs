@@ -104,7 +104,7 @@ async fn a_waiting_call_can_be_cancelled_alone() {
 #[tokio::test]
 async fn calls_that_wait_for_an_interpreter_that_dies_are_told() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    let sandbox = world.without_undo().await;
     sandbox.bash("mkfifo /workspace/gate").await.ok();
     let die = "print('in', flush=True); import os; open('/workspace/gate').read(); os._exit(1)";
     let mut first = sandbox.begin(a_run(Python, die)).await;

@@ -115,7 +115,7 @@ async fn all_are_gone(sandbox: &Sandbox) {
 #[tokio::test]
 async fn code_that_does_not_listen_is_killed_with_all_it_started() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    let sandbox = world.without_undo().await;
     sandbox.bash("kept=1").await.ok();
     let ran = sandbox.begin(Run { timeout_ms: SHORT_MS, ..a_run(Python, RUNAWAYS) }).await.end().await;
     let ran = ran.died(Cause::Timeout, Code::Timeout, Lost);
@@ -150,7 +150,7 @@ async fn code_that_does_not_listen_is_killed_with_all_it_started() {
 #[tokio::test]
 async fn a_shell_or_node_that_does_not_listen_is_killed_too() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    let sandbox = world.without_undo().await;
     let deaf = "trap '' INT; exec 9> /workspace/lock; flock -s 9; (setsid sleep 4714 &); while :; do sleep 4715; done";
     sandbox.hurried(Bash, deaf).await.died(Cause::Timeout, Code::Timeout, Lost);
     all_are_gone(&sandbox).await;
@@ -164,7 +164,7 @@ async fn a_shell_or_node_that_does_not_listen_is_killed_too() {
 #[tokio::test]
 async fn calls_behind_one_that_is_killed_are_told() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    let sandbox = world.without_undo().await;
     let deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('in', flush=True)\nwhile True: pass";
     let mut first = sandbox.begin(a_run(Python, deaf)).await;
     first.until("in").await;

@@ -1,5 +1,6 @@
 //! Memory, processes and disk: each limit with its own name, and the truth about the state.
 
+use carrel_engine::Wish;
 use carrel_proto::{
     guest::Language::{Bash, Python},
     limits::{ByteSize, Enforcement, Limits},
@@ -15,7 +16,8 @@ use crate::world::{World, a_run, an_exec};
 #[tokio::test]
 async fn memory_beyond_the_limit_is_an_oom_and_says_what_is_lost() {
     let world = World::new();
-    let sandbox = world.limited(Limits { memory: ByteSize::mb(128), ..Limits::default() }).await;
+    let limits = Limits { memory: ByteSize::mb(128), ..Limits::default() };
+    let sandbox = world.sandbox_with(Wish { limits, undo_calls: Some(0), ..Wish::default() }).await;
     sandbox.bash("kept=1").await.ok();
     if let Enforcement::Rlimit(_) = sandbox.record.placed.as_ref().unwrap().enforced.memory {
         // Per process, as it says: whoever asks for too much is refused, and nobody dies.

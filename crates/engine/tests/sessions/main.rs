@@ -23,6 +23,7 @@ mod python;
 mod receipts;
 mod sessions;
 mod terminals;
+mod undo;
 mod update;
 mod variables;
 mod world;

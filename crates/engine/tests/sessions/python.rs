@@ -283,7 +283,7 @@ async fn threads_children_and_c_code_are_heard() {
 #[tokio::test]
 async fn an_interpreter_that_dies_is_told_and_replaced() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    let sandbox = world.without_undo().await;
     let segfault = "import ctypes; ctypes.string_at(0)";
     let itself = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)";
     for (death, cause, exit, signal) in [
@@ -307,7 +307,7 @@ async fn an_interpreter_that_dies_is_told_and_replaced() {
 #[tokio::test]
 async fn an_interpreter_that_dies_between_calls_is_not_replaced_silently() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    let sandbox = world.without_undo().await;
     let pid = sandbox.python("import os; x = 1; os.getpid()").await.ok();
     sandbox.exec(&["kill", "-9", pid.value().unwrap()]).await.ok();
     // The death is known once nothing of it is left to see.

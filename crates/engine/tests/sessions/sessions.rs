@@ -134,7 +134,7 @@ async fn closing_one_session_leaves_the_other() {
         sandbox.run_in("a", Python, "x = 1").await.ok();
         sandbox.engine.close_session(&sandbox.record, &named("a")).await.unwrap();
     }
-    let again = OpenSession { name: named("b"), cwd: None, env: Default::default() };
+    let again = OpenSession { name: named("b"), ..OpenSession::default() };
     assert!(!sandbox.engine.session(&sandbox.record, again).await.unwrap(), "it was open");
 }
 
@@ -148,7 +148,7 @@ async fn a_session_that_cannot_be_is_refused() {
     let ran = sandbox.begin(Run { session: named("lost"), ..a_run(Python, "1") }).await.end().await;
     assert_eq!(ran.outcome.problem.unwrap().code, Code::InterpreterFailed);
     for n in 1.. {
-        let open = OpenSession { name: named(&format!("s{n}")), cwd: None, env: Default::default() };
+        let open = OpenSession { name: named(&format!("s{n}")), ..OpenSession::default() };
         if let Err(problem) = sandbox.engine.session(&sandbox.record, open).await {
             assert_eq!(problem.code, Code::TooMany);
             break;

@@ -45,7 +45,7 @@ async fn memory_grows_and_shrinks_under_a_session_that_lives() {
     sandbox.python("del data").await.ok();
     apply(&sandbox, &small).await.unwrap();
     assert_eq!(sandbox.python("kept").await.ok().value(), Some("1"));
-    sandbox.run(Python, hungry).await.died(Cause::Oom, Code::Oom, SessionState::Lost);
+    sandbox.run(Python, hungry).await.died(Cause::Oom, Code::Oom, SessionState::RolledBack);
     assert_eq!(sandbox.bash("echo $own").await.ok().out(), "1\n");
 }
 

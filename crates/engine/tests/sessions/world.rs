@@ -57,6 +57,11 @@ impl World {
         self.sandbox_with(Wish::default()).await
     }
 
+    /// In which nothing is taken back: what a crash means then.
+    pub(crate) async fn without_undo(&self) -> Sandbox {
+        self.sandbox_with(Wish { undo_calls: Some(0), ..Wish::default() }).await
+    }
+
     pub(crate) async fn limited(&self, limits: Limits) -> Sandbox {
         self.sandbox_with(Wish { limits, ..Wish::default() }).await
     }
@@ -186,7 +191,8 @@ impl Sandbox {
 
     pub(crate) async fn open(&self, name: &str, cwd: Option<&str>, env: &[(&str, &str)]) {
         let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let open = OpenSession { name: named(name), cwd: cwd.map(str::to_owned), env };
+        let open =
+            OpenSession { name: named(name), cwd: cwd.map(str::to_owned), env, ..OpenSession::default() };
         assert!(self.engine.session(&self.record, open).await.unwrap(), "session {name} was open already");
     }
 
@@ -220,6 +226,7 @@ pub(crate) struct Live {
 
 /// What reading one more piece brought, besides output.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and on the stack")]
 pub(crate) enum Step {
     More,
     Paused(u64),

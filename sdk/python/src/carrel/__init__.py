@@ -53,6 +53,7 @@ from ._errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    UndoUnavailable,
     Unprocessable,
 )
 from ._models import (
@@ -75,6 +76,7 @@ from ._models import (
     Share,
     Token,
     Transferred,
+    Undone,
     Whoami,
 )
 from ._output import Output
@@ -160,6 +162,8 @@ __all__ = [
     "Transferred",
     "Unauthorized",
     "Unavailable",
+    "UndoUnavailable",
+    "Undone",
     "Unprocessable",
     "Watch",
     "Whoami",

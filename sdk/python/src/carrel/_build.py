@@ -126,6 +126,7 @@ def sandbox_body(
     limits: Optional[Limits],
     idle_timeout: Optional[float],
     max_lifetime: Optional[float],
+    undo_calls: Optional[int],
     spec: Optional[Union[str, Mapping[str, Any]]],
     standby_after: Optional[float] = None,
     hibernate_after: Optional[float] = None,
@@ -143,6 +144,7 @@ def sandbox_body(
         max_lifetime_seconds=max_lifetime,
         standby_after_seconds=standby_after,
         hibernate_after_seconds=hibernate_after,
+        undo_calls=undo_calls,
         spec=spec,
     )
 

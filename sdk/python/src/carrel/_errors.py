@@ -114,6 +114,12 @@ class Busy(Conflict):
     default_code = "busy"
 
 
+class UndoUnavailable(Conflict):
+    """These calls cannot be taken back; the message says why, and how many can."""
+
+    default_code = "undo_unavailable"
+
+
 class StateLost(Conflict):
     """An earlier call took the interpreter down while this one was waiting."""
 
@@ -232,6 +238,7 @@ _BY_CODE: Dict[str, Type[CarrelError]] = {
         ExecEnded,
         EnvironmentMismatch,
         Busy,
+        UndoUnavailable,
         StateLost,
         PreconditionFailed,
         TooLarge,

@@ -48,6 +48,7 @@ class SandboxInfo:
     enforced: Mapping[str, Any]
     idle_timeout_seconds: Optional[float]
     max_lifetime_seconds: Optional[float]
+    undo_calls: Optional[int]
     created_unix_ms: int
     used_unix_ms: int
     close_at_unix_ms: Optional[int]
@@ -74,6 +75,7 @@ class SandboxInfo:
             enforced=dict(value.get("enforced") or {}),
             idle_timeout_seconds=value.get("idle_timeout_seconds"),
             max_lifetime_seconds=value.get("max_lifetime_seconds"),
+            undo_calls=value.get("undo_calls"),
             created_unix_ms=int(value.get("created_unix_ms") or 0),
             used_unix_ms=int(value.get("used_unix_ms") or 0),
             close_at_unix_ms=value.get("close_at_unix_ms"),
@@ -118,6 +120,27 @@ class Brief:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What `undo` has brought. `calls` were taken back, `kept` more can be; `closed_handles` were open then and are not."""
+
+    session: str
+    language: str
+    calls: int
+    kept: int
+    closed_handles: int
+
+    @staticmethod
+    def parse(value: Json) -> Undone:
+        return Undone(
+            session=str(value.get("session", "")),
+            language=str(value.get("language", "")),
+            calls=int(value.get("calls") or 0),
+            kept=int(value.get("kept") or 0),
+            closed_handles=int(value.get("closed_handles") or 0),
+        )
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,9 @@ class Outcome:
     exception: Optional[CodeException]
     error: Optional[CarrelError]
     receipt: Receipt
+    transactional: Optional[bool] = None
+    transactional_reason: Optional[str] = None
+    taken_back: Optional[int] = None
 
     @property
     def ok(self) -> bool:
@@ -156,6 +159,9 @@ class Outcome:
             exception=CodeException.parse(value.get("exception")),
             error=from_problem(problem) if problem else None,
             receipt=Receipt.parse(value.get("receipt")),
+            transactional=value.get("transactional"),
+            transactional_reason=value.get("transactional_reason"),
+            taken_back=value.get("taken_back"),
         )
 
 
@@ -179,6 +185,11 @@ class Result:
     receipt: Receipt
     note: Optional[str]
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    # Whether a call that takes the interpreter down leaves the session as before; None where undo is off.
+    transactional: Optional[bool] = None
+    transactional_reason: Optional[str] = None
+    # With `rolled_back`: how many calls were taken back, this one included.
+    taken_back: Optional[int] = None
 
     @staticmethod
     def parse(
@@ -208,6 +219,9 @@ class Result:
             receipt=Receipt.parse(value.get("receipt")),
             note=value.get("note"),
             raw=value,
+            transactional=value.get("transactional"),
+            transactional_reason=value.get("transactional_reason"),
+            taken_back=value.get("taken_back"),
         )
 
     @property

@@ -21,7 +21,7 @@ from .._build import (
     update_body,
 )
 from .._errors import CarrelError, InvalidArgument, SandboxNotFound, SessionExists, SessionNotFound
-from .._models import Brief, Limits, Metrics, SandboxInfo, SessionInfo
+from .._models import Brief, Limits, Metrics, SandboxInfo, SessionInfo, Undone
 from .._output import DEFAULT_MAX_OUTPUT
 from .._result import Display, ExecInfo, Json, Result
 from .._stream import FollowExec
@@ -132,10 +132,18 @@ class AsyncSandbox:
         return [ExecInfo.parse(one) for one in await self._http.pages(get(self._path + "/execs"))]
 
     async def session(
-        self, name: str, *, env: Optional[Mapping[str, str]] = None, cwd: Optional[str] = None
+        self,
+        name: str,
+        *,
+        env: Optional[Mapping[str, str]] = None,
+        cwd: Optional[str] = None,
+        undo_calls: Optional[int] = None,
     ) -> AsyncSession:
-        """Opens a session, or finds the one of that name: `env` is set there too, another `cwd` is a conflict."""
-        body = present(name=name, cwd=cwd, env=None if env is None else dict(env))
+        """Opens a session, or finds the one of that name: `env` is set there too, another `cwd` is a conflict.
+
+        `undo_calls`: how many calls can be taken back, of a session that is opened.
+        """
+        body = present(name=name, cwd=cwd, env=None if env is None else dict(env), undo_calls=undo_calls)
         try:
             # One that was made by a first, lost, request is found below.
             value = await self._http.json(post(self._path + "/sessions", body, repeatable=True))
@@ -155,6 +163,18 @@ class AsyncSandbox:
     async def brief(self, session: str = "default") -> Brief:
         """Where a session stands: variables, jobs, ports, files, errors, limits. Runs none of its code and waits for no call."""
         return Brief.parse(await self._http.json(get(self._path + "/brief", [("session", session)])))
+
+    async def undo(
+        self,
+        calls: int = 1,
+        *,
+        session: Optional[str] = None,
+        env: Optional[str] = None,
+        idempotency_key: Optional[str] = None,
+    ) -> Undone:
+        """Takes back the last calls of the interpreter that ran last, or of `env`: variables are as before them, files stay."""
+        body = present(calls=calls, session=session, language=env)
+        return Undone.parse(await self._http.json(create(self._path + "/undo", body, idempotency_key)))
 
     async def metrics(self) -> Metrics:
         return Metrics.parse(await self._http.json(get(self._path + "/metrics")))
@@ -273,6 +293,10 @@ class AsyncSession:
     ) -> AsyncExec:
         """As [AsyncSandbox.exec], here."""
         return await self.sandbox.exec(argv, session=self.name, cwd=cwd, env=env, timeout=timeout, stdin=stdin, pty=pty)
+
+    async def undo(self, calls: int = 1, *, env: Optional[str] = None) -> Undone:
+        """As [AsyncSandbox.undo], here."""
+        return await self.sandbox.undo(calls, session=self.name, env=env)
 
     async def set_env(self, env: Mapping[str, Optional[str]]) -> SessionInfo:
         """Sets variables, and unsets those that are None, also for interpreters that run."""

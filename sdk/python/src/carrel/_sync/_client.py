@@ -82,12 +82,13 @@ class Carrel:
         max_lifetime: Optional[float] = None,
         standby_after: Optional[float] = None,
         hibernate_after: Optional[float] = None,
+        undo_calls: Optional[int] = None,
         spec: Optional[Union[str, Mapping[str, Any]]] = None,
     ) -> Sandbox:
         """Finds or makes a sandbox: by its `name`, its `key`, the run it belongs to; without any of them a new one.
 
         `session`, with a run: a second sandbox of that name, or `isolated` for a fresh one. `spec`: a sandbox spec, as
-        an object, YAML, or an agent file with front matter.
+        an object, YAML, or an agent file with front matter. `undo_calls`: how many calls can be taken back, 0 for none.
         """
         body = sandbox_body(
             name,
@@ -102,6 +103,7 @@ class Carrel:
             max_lifetime=max_lifetime,
             standby_after=standby_after,
             hibernate_after=hibernate_after,
+            undo_calls=undo_calls,
             spec=spec,
         )
         value = self._http.json(open_sandbox(body))

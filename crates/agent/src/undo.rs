@@ -1,0 +1,647 @@
+//! Going back: to the state before a call that took its interpreter down, or before the last calls, because someone asks.
+//!
+//! A python driver forks between calls; the fork, a *spare*, has the state and waits for the interpreter's end (see
+//! docs/drivers.md). Which states there are, oldest first, is an interpreter's [`History`]:
+//!
+//! ```text
+//! states   new ──call 4──> 4 ──call 5──> 5 ──call 7──> 7     the last one is the present
+//! spares   (start anew)    spare         none: threads spare
+//! ```
+//!
+//! The interpreter's end and the word of the spare that takes over come on two lines, in any order: [`Return`] waits for
+//! both, and only then is the call told about. Everything that a driver says may be user code's word: a spare counts only if
+//! it is a living process below the interpreter's runner, and one that stays silent is given up.
+//!
+//! What a call that is taken back has started is ended; what ran before it goes on, though no longer as a child of the interpreter.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use carrel_jail::tree::{self, Stat};
+use carrel_proto::{
+    guest::Language,
+    id::SessionName,
+    message::{Event, MAX_UNDO, What},
+    outcome::SessionState,
+    problem::{Code, Problem},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::Signal,
+};
+use serde::Deserialize;
+
+use crate::{
+    calls::Ending,
+    drivers::Undo,
+    interpreter::Interpreter,
+    process::{self, Process},
+    runner::ADOPT,
+    serve::Agent,
+    variables::Changes,
+};
+
+/// How long a spare may take to take over, and an interpreter to go away when it is to be taken back.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Reads of what an interpreter said before it ended: each takes up to a pipe's worth.
+const LAST_WORDS: usize = 64;
+const GONE: &str = "the copy of the state before this call is gone";
+
+/// A driver's word about a spare: the last call of its state, and its pid in the session.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Spared {
+    id: u64,
+    pid: i32,
+    /// Sockets, pipes and the like of its state that it had to give up.
+    #[serde(default)]
+    closed: u32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Unspared {
+    reason: String,
+}
+
+/// A process that has a state of before.
+#[derive(Debug, Clone, Copy)]
+struct Spare {
+    /// As its session sees it.
+    inside: i32,
+    /// As the agent sees it.
+    pid: i32,
+    start_time: u64,
+}
+
+impl Spare {
+    fn is_alive(&self) -> bool {
+        tree::start_time(self.pid) == Some(self.start_time)
+    }
+}
+
+/// The states of an interpreter.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// The last call of each; none before the first call. The present one is not among them.
+    before: VecDeque<Option<u64>>,
+    /// The last call of the present state.
+    present: Option<u64>,
+    spares: BTreeMap<u64, Spare>,
+    /// Why the present state has no spare.
+    unspared: Option<String>,
+    /// Why the state that the call leaves will have none: known when it ends.
+    leaves: Option<String>,
+    /// Changes of variables that went with a call: whoever takes it back has not heard of them.
+    told: Vec<(u64, Changes)>,
+    returning: Option<Return>,
+}
+
+/// On the way to an earlier state.
+#[derive(Debug)]
+struct Return {
+    deadline: Instant,
+    /// How the interpreter ended.
+    ending: Option<Ending>,
+    /// Who says that it has taken over.
+    heir: Option<Spared>,
+    /// Who asked for it; nobody if a call has ended the interpreter.
+    asked: Option<Asked>,
+}
+
+/// A caller's connection and tag.
+type Asked = (u32, u32);
+
+impl Return {
+    fn new(asked: Option<Asked>) -> Self {
+        Self { deadline: Instant::now() + PATIENCE, ending: None, heir: None, asked }
+    }
+}
+
+impl History {
+    pub(crate) fn is_returning(&self) -> bool {
+        self.returning.is_some()
+    }
+
+    pub(crate) fn overdue(&self) -> Option<Instant> {
+        self.returning.as_ref().map(|returning| returning.deadline)
+    }
+
+    /// Who waits for the return, which is not to be.
+    pub(crate) fn take_asked(&mut self) -> Option<Asked> {
+        self.returning.take()?.asked
+    }
+
+    /// The request of a call is on its way, with these changes of variables.
+    pub(crate) fn begin(&mut self, number: u64, changes: &Changes) {
+        if !changes.is_empty() {
+            self.told.push((number, changes.clone()));
+        }
+    }
+
+    /// A call has ended and left a state of its own; so many before it are kept.
+    pub(crate) fn done(&mut self, number: u64, keep: u32) {
+        self.before.push_back(self.present);
+        self.present = Some(number);
+        self.unspared = self.leaves.take();
+        while self.before.len() > keep as usize {
+            self.before.pop_front();
+        }
+        let oldest = self.before.front().copied().unwrap_or(self.present).unwrap_or(0);
+        self.spares = self.spares.split_off(&oldest);
+        self.told.retain(|(call, _)| *call > oldest);
+    }
+
+    /// Whether a call that ends the interpreter now leaves the state as it was.
+    fn is_safe(&self) -> bool {
+        self.present.is_none_or(|present| self.spares.contains_key(&present))
+    }
+
+    /// The driver's word about the state that the present call leaves.
+    pub(crate) fn leaves(&mut self, reason: Option<String>) {
+        self.leaves = reason;
+    }
+
+    /// Nothing but the present is kept, and that only by the interpreter itself.
+    pub(crate) fn forget(&mut self) {
+        self.spares.clear();
+        self.before.clear();
+    }
+
+    /// The last call of the present state: all that an interpreter without spares has to say of its past.
+    pub(crate) fn present(&self) -> Option<u64> {
+        self.present
+    }
+
+    /// Of an interpreter that has come back from disk.
+    pub(crate) fn with_present(present: Option<u64>) -> Self {
+        Self { present, ..Self::default() }
+    }
+
+    fn spares(&self) -> Vec<i32> {
+        self.spares.values().map(|spare| spare.pid).collect()
+    }
+
+    fn any_alive(&self) -> bool {
+        self.spares.values().any(Spare::is_alive)
+    }
+
+    /// The present is this state now. `None`: there is no such state. Else how many calls were taken back.
+    fn go_back(&mut self, to: u64) -> Option<u32> {
+        if self.present == Some(to) {
+            self.spares.remove(&to);
+            return Some(0);
+        }
+        let at = self.before.iter().position(|state| *state == Some(to))?;
+        let count = self.before.len() - at;
+        self.before.truncate(at);
+        self.present = Some(to);
+        self.spares.split_off(&to);
+        (self.unspared, self.leaves) = (None, None);
+        u32::try_from(count).ok()
+    }
+}
+
+impl Agent {
+    /// How many calls of a session can be taken back.
+    pub(crate) fn undo_calls(&self, session: &SessionName) -> u32 {
+        let own = self.sessions.get(session).and_then(|session| session.undo_calls);
+        own.unwrap_or(self.config.undo_calls).min(MAX_UNDO)
+    }
+
+    fn undo_calls_of(&self, id: u32) -> u32 {
+        self.processes.get(&id).map_or(0, |process| self.undo_calls(&process.session))
+    }
+
+    /// What a driver is told with a call.
+    pub(crate) fn undo_of(&self, id: u32) -> Undo {
+        Undo { calls: self.undo_calls_of(id), memory: self.config.limits.memory.0 }
+    }
+
+    /// The spares of an interpreter, as the agent sees them: processes that are not the user's.
+    pub(crate) fn spares_of(&self, id: u32) -> Vec<i32> {
+        self.interpreters.get(&id).map_or_else(Vec::new, |interpreter| interpreter.history.spares())
+    }
+
+    pub(crate) fn living_spares(&self, id: u32) -> u32 {
+        let Some(interpreter) = self.interpreters.get(&id) else { return 0 };
+        let living = interpreter.history.spares.values().filter(|spare| spare.is_alive()).count();
+        u32::try_from(living).unwrap_or(0)
+    }
+
+    /// Ends all spares, of one session or of all, for whoever needs it without them: their memory, or a session that is to be
+    /// written to disk. The next call of each interpreter makes one again before it begins.
+    pub(crate) fn drop_spares(&mut self, session: Option<&SessionName>) {
+        let mut ending = Vec::new();
+        for (id, interpreter) in &mut self.interpreters {
+            let Some(process) = self.processes.get(id) else { continue };
+            if session.is_some_and(|session| process.session != *session)
+                || interpreter.history.is_returning()
+            {
+                continue;
+            }
+            for spare in interpreter.history.spares.values().filter(|spare| spare.is_alive()) {
+                let pid = carrel_jail::userns::pid(spare.pid);
+                let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+                process.runner.deliver(&[spare.pid], Signal::KILL, false);
+                ending.extend(pidfd);
+            }
+            interpreter.history.forget();
+        }
+        for pidfd in ending {
+            let moment = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&moment));
+        }
+    }
+
+    pub(crate) fn heard_spare(&mut self, id: u32, spared: Spared) {
+        let (Some(interpreter), Some(process)) = (self.interpreters.get_mut(&id), self.processes.get(&id))
+        else {
+            return;
+        };
+        let history = &mut interpreter.history;
+        let known = history.present == Some(spared.id) || history.before.contains(&Some(spared.id));
+        if let Some(spare) = find(process, spared.pid, self.config.namespaces).filter(|_| known) {
+            history.spares.insert(spared.id, spare);
+            history.unspared = None;
+        }
+    }
+
+    pub(crate) fn heard_unspared(&mut self, id: u32, unspared: Unspared) {
+        if let Some(interpreter) = self.interpreters.get_mut(&id) {
+            interpreter.history.unspared = Some(unspared.reason);
+        }
+    }
+
+    pub(crate) fn heard_restored(&mut self, id: u32, spared: Spared) {
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
+        let returning = interpreter.history.returning.get_or_insert_with(|| Return::new(None));
+        returning.heir = Some(spared);
+        self.go_on(id);
+    }
+
+    /// An interpreter has ended. Gives the ending back where no earlier state can take its place.
+    pub(crate) fn go_back(&mut self, id: u32, ending: Ending) -> Option<Ending> {
+        // What it said last may still be in the pipe. A copy of it that user code has made could write for ever.
+        for _ in 0..LAST_WORDS {
+            let Some(interpreter) = self.interpreters.get(&id) else { return Some(ending) };
+            if interpreter.mute.is_some() || process::available(&interpreter.replies) == 0 {
+                break;
+            }
+            self.hear_driver(id);
+        }
+        let keep = self.undo_calls_of(id);
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Some(ending) };
+        let history = &mut interpreter.history;
+        let begun = interpreter.ready || history.is_returning();
+        let heard = history.returning.as_ref().is_some_and(|returning| returning.heir.is_some());
+        let is_new = history.present.is_none() && history.returning.is_none();
+        let ended = matches!(ending, Ending::Ended { .. });
+        if keep == 0 || !begun || !ended || (!is_new && !heard && !history.any_alive()) {
+            // A spare that was dying already may have been waited for: what ended the interpreter is what counts.
+            let (first, asked) = history
+                .returning
+                .take()
+                .map_or((None, None), |returning| (returning.ending, returning.asked));
+            let ending = first.unwrap_or(ending);
+            if asked.is_some() {
+                self.cannot_go_on(id, ending, asked);
+                return None;
+            }
+            return Some(ending);
+        }
+        if is_new {
+            if interpreter.current.is_none() {
+                return Some(ending);
+            }
+            self.start_anew(id, ending);
+            return None;
+        }
+        history.returning.get_or_insert_with(|| Return::new(None)).ending.get_or_insert(ending);
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.ended = false;
+        }
+        self.go_on(id);
+        None
+    }
+
+    /// The first call has ended its interpreter: a new one is what was there before.
+    fn start_anew(&mut self, id: u32, ending: Ending) {
+        let Some(mut interpreter) = self.interpreters.remove(&id) else { return };
+        self.poller.forget(&interpreter.replies);
+        self.poller.forget(&interpreter.requests);
+        if let Some(process) = self.processes.get(&id) {
+            process.runner.kill_all();
+        }
+        let number = interpreter.current.take();
+        self.took_back(number, 1);
+        if let Some(number) = number {
+            self.finish(number, ending);
+        }
+        if interpreter.queue.is_empty() {
+            return;
+        }
+        let Some(session) = self.processes.get(&id).map(|process| process.session.clone()) else { return };
+        match self.start_interpreter(&session, interpreter.language) {
+            Ok(new) => {
+                for number in &interpreter.queue {
+                    if let Some(exec) = self.execs.get_mut(number) {
+                        exec.process = Some(new);
+                    }
+                }
+                if let Some(new) = self.interpreters.get_mut(&new) {
+                    new.queue = interpreter.queue;
+                }
+            }
+            Err(error) => {
+                for number in interpreter.queue {
+                    let what = format!("starting {}: {error}", interpreter.language.as_str());
+                    self.finish(number, Ending::Refused(Problem::new(Code::InterpreterFailed, what)));
+                }
+            }
+        }
+    }
+
+    fn took_back(&mut self, number: Option<u64>, calls: u32) {
+        if let Some(exec) = number.and_then(|number| self.execs.get_mut(&number)) {
+            exec.taken_back = Some(calls);
+        }
+    }
+
+    /// Once the interpreter has ended and a spare has taken over: the spare is the interpreter.
+    fn go_on(&mut self, id: u32) {
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
+        let Some(Return { ending: Some(_), heir: Some(heir), .. }) = interpreter.history.returning else {
+            return;
+        };
+        let Some(returning) = interpreter.history.returning.take() else { return };
+        let Some(ending) = returning.ending else { return };
+        let spare =
+            interpreter.history.spares.get(&heir.id).copied().filter(|spare| spare.inside == heir.pid);
+        let (Some(spare), Some(taken)) = (spare, interpreter.history.go_back(heir.id)) else {
+            return self.cannot_go_on(id, ending, returning.asked);
+        };
+        if interpreter.current.is_none() && returning.asked.is_none() && taken > 0 {
+            // Between calls only the present state may take over unnoticed.
+            return self.cannot_go_on(id, ending, None);
+        }
+        let number = interpreter.current.take();
+        interpreter.taken_over();
+        interpreter.unsent = format!("\n{{\"resume\":{}}}\n", heir.id).into_bytes();
+        // Told again, the oldest first; what has not been told at all is newer.
+        let newer = std::mem::take(&mut interpreter.untold);
+        let (kept, again): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut interpreter.history.told).into_iter().partition(|(call, _)| *call <= heir.id);
+        interpreter.history.told = kept;
+        interpreter.untold = again.into_iter().flat_map(|(_, changes)| changes).chain(newer).collect();
+        if !interpreter.flush() {
+            let _ = self.poller.writable(&interpreter.requests, crate::poll::Token::Requests(id));
+        }
+        if number.is_some() || returning.asked.is_some() {
+            self.end_newer(id, &spare, None);
+        }
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.runner.heir = Some(spare.pid);
+            let mut order = [0; ADOPT];
+            order[1..].copy_from_slice(&spare.inside.to_le_bytes());
+            let _ = rustix::io::write(&process.runner.orders, &order);
+        }
+        if let Some(number) = number {
+            self.took_back(Some(number), taken + 1);
+            if let Some(exec) = self.execs.get_mut(&number) {
+                exec.closed_handles = heir.closed;
+            }
+            self.finish(number, ending);
+        }
+        if let Some((caller, tag)) = returning.asked {
+            self.undone(id, caller, tag, taken, heir.closed);
+        }
+    }
+
+    fn undone(&mut self, id: u32, caller: u32, tag: u32, calls: u32, closed: u32) {
+        let Some(interpreter) = self.interpreters.get(&id) else { return };
+        let (language, kept) = (interpreter.language, kept(&interpreter.history));
+        let event = Event::Undone { language, calls, kept, closed_handles: closed };
+        self.reply(caller, tag, &event);
+    }
+
+    fn cannot_go_on(&mut self, id: u32, ending: Ending, asked: Option<Asked>) {
+        if let Some(process) = self.processes.get_mut(&id) {
+            process.ended = true;
+            process.runner.kill_all();
+        }
+        if let Some((caller, tag)) = asked {
+            let problem =
+                Problem::new(Code::StateLost, "the state of before is gone, and the present one with it")
+                    .hint("the next call starts a new interpreter; files in /workspace are kept")
+                    .state(SessionState::Lost);
+            self.reply(caller, tag, &Event::Failed(problem));
+        }
+        if let Some(interpreter) = self.interpreters.get_mut(&id) {
+            interpreter.history = History::default();
+        }
+        self.interpreter_lost(id, ending, asked.is_some());
+    }
+
+    /// Nobody has taken over in time.
+    pub(crate) fn give_up_returns(&mut self, now: Instant) {
+        let late: Vec<u32> = self
+            .interpreters
+            .iter()
+            .filter(|(_, interpreter)| interpreter.history.overdue().is_some_and(|due| due <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in late {
+            let Some(interpreter) = self.interpreters.get_mut(&id) else { continue };
+            let Some(returning) = interpreter.history.returning.take() else { continue };
+            match returning.ending {
+                Some(ending) => self.cannot_go_on(id, ending, returning.asked),
+                None if returning.asked.is_some() => {
+                    // The interpreter did not go by itself.
+                    interpreter.history.returning =
+                        Some(Return { deadline: now + PATIENCE, asked: returning.asked, ..returning });
+                    if let Some(process) = self.processes.get(&id)
+                        && let Some(main) = process.runner.main()
+                    {
+                        process.runner.deliver(&[main], Signal::KILL, false);
+                    }
+                }
+                // A word of user code's own: the interpreter lives.
+                None => {}
+            }
+        }
+    }
+
+    /// Ends a call's interpreter and all that the call has started; everything below it where nothing can take its place.
+    pub(crate) fn kill_call(&self, id: u32) {
+        let (Some(process), Some(interpreter)) = (self.processes.get(&id), self.interpreters.get(&id)) else {
+            return self.processes.get(&id).into_iter().for_each(|process| process.runner.kill_all());
+        };
+        let history = &interpreter.history;
+        let spare = history.present.and_then(|present| history.spares.get(&present));
+        match spare.filter(|spare| spare.is_alive()) {
+            Some(spare) => self.end_newer(id, spare, process.runner.main()),
+            None => process.runner.kill_all(),
+        }
+    }
+
+    /// Ends what was started after a spare was made, and the interpreter if it is named.
+    fn end_newer(&self, id: u32, spare: &Spare, main: Option<i32>) {
+        let Some(process) = self.processes.get(&id) else { return };
+        let mut spares = self.spares_of(id);
+        spares.push(spare.pid);
+        tree::kill_chosen(
+            || newer(process.runner.child.pid, spare, &spares, main),
+            |pids, signal| process.runner.deliver(pids, signal, false),
+        );
+    }
+
+    /// Takes back the last calls of a session's interpreter.
+    pub(crate) fn undo(
+        &mut self,
+        caller: u32,
+        tag: u32,
+        session: &SessionName,
+        language: Option<Language>,
+        calls: u32,
+    ) -> Result<(), Problem> {
+        self.session(session)?;
+        let keep = self.undo_calls(session);
+        if keep == 0 {
+            return Err(cannot("nothing can be taken back: undo is off for this session")
+                .hint("open the sandbox or session with --undo-calls"));
+        }
+        if calls == 0 {
+            return Err(Problem::new(Code::InvalidArgument, "at least one call is to be taken back"));
+        }
+        let last = || {
+            self.execs.values().rev().find_map(|exec| match exec.what {
+                What::Run { language } if exec.session == *session => Some(language),
+                _ => None,
+            })
+        };
+        let Some(language) = language.or_else(last) else {
+            return Err(cannot("nothing can be taken back: no call has run in this session"));
+        };
+        if let Some(why) = never(language) {
+            return Err(cannot(format!("calls of {} cannot be taken back: {why}", language.as_str())));
+        }
+        let Some(id) = self.interpreter_of(session, language) else {
+            return Err(cannot(format!(
+                "nothing can be taken back: no {} is up in this session",
+                language.as_str()
+            )));
+        };
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Ok(()) };
+        if interpreter.current.is_some()
+            || !interpreter.queue.is_empty()
+            || interpreter.history.is_returning()
+        {
+            return Err(Problem::new(
+                Code::Busy,
+                "a call is under way; only calls that have ended are taken back",
+            )
+            .hint("wait for it, or cancel it")
+            .state(SessionState::Preserved));
+        }
+        let history = &interpreter.history;
+        let kept = kept(history);
+        let at = history.before.len().checked_sub(calls as usize);
+        let Some(target) = at.and_then(|at| history.before.get(at).copied()) else {
+            return Err(cannot(format!("{calls} calls cannot be taken back: {kept} are kept"))
+                .hint(format!("at most {keep} are kept (--undo-calls)")));
+        };
+        let Some(target) = target else {
+            // Before its first call an interpreter was new.
+            if let Some(process) = self.processes.get(&id) {
+                process.runner.kill_all();
+            }
+            self.close_interpreter(id);
+            self.reply(caller, tag, &Event::Undone { language, calls, kept: 0, closed_handles: 0 });
+            return Ok(());
+        };
+        if !history.spares.get(&target).is_some_and(Spare::is_alive) {
+            return Err(cannot(format!(
+                "{calls} calls cannot be taken back: the state before them could not be kept; {kept} are kept"
+            ))
+            .hint("a call whose reply says `transactional: false` leaves a state that is not kept"));
+        }
+        interpreter.history.returning = Some(Return::new(Some((caller, tag))));
+        interpreter.ready = false;
+        interpreter.unsent.extend_from_slice(format!("{{\"undo\":{target}}}\n").as_bytes());
+        if !interpreter.flush() {
+            let _ = self.poller.writable(&interpreter.requests, crate::poll::Token::Requests(id));
+        }
+        Ok(())
+    }
+
+    /// Whether the session would be as before, had the call taken its interpreter down or did the next one do so; and why not.
+    pub(crate) fn transactional(&self, number: u64) -> (Option<bool>, Option<String>) {
+        let exec = &self.execs[&number];
+        let What::Run { language } = exec.what else { return (None, None) };
+        if self.undo_calls(&exec.session) == 0 {
+            return (None, None);
+        }
+        if let Some(why) = never(language) {
+            return (Some(false), Some(why.to_owned()));
+        }
+        let interpreter = exec.process.and_then(|id| self.interpreters.get(&id));
+        let Some(Interpreter { history, .. }) = interpreter else { return (None, None) };
+        let unsafe_before = (!history.is_safe()).then(|| history.unspared.as_deref().unwrap_or(GONE));
+        match history.leaves.as_deref().or(unsafe_before) {
+            Some(reason) if exec.taken_back.is_none() => (Some(false), Some(reason.to_owned())),
+            _ => (Some(true), None),
+        }
+    }
+}
+
+/// How many calls can be taken back in a row.
+fn kept(history: &History) -> usize {
+    let is_kept = |state: &Option<u64>| {
+        state.is_none_or(|state| history.spares.get(&state).is_some_and(Spare::is_alive))
+    };
+    history.before.iter().rev().take_while(|state| is_kept(state)).count()
+}
+
+fn cannot(what: impl Into<String>) -> Problem {
+    Problem::new(Code::UndoUnavailable, what).state(SessionState::Preserved)
+}
+
+/// Why states of this language are never kept.
+fn never(language: Language) -> Option<&'static str> {
+    match language {
+        Language::Python => None,
+        Language::Bash => Some("a copy of a shell has neither its jobs nor its traps"),
+        Language::Node => Some("node runs threads of its own, and a copy of the process has none of them"),
+    }
+}
+
+/// A spare, which is a child of its interpreter.
+fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
+    // Without its interpreter it is the runner's.
+    let parents = [Some(process.runner.child.pid), process.runner.main()];
+    let is_it = |pid: &i32| if namespaces { process::innermost(*pid) == Some(inside) } else { *pid == inside };
+    let pid = parents.into_iter().flatten().flat_map(process::children).find(is_it)?;
+    Some(Spare { inside, pid, start_time: tree::start_time(pid)? })
+}
+
+/// What was started below a runner after a spare was made, but by what was there before it; and `main`.
+fn newer(runner: i32, spare: &Spare, spares: &[i32], main: Option<i32>) -> Vec<i32> {
+    let all: BTreeMap<i32, Stat> =
+        tree::below(runner).into_iter().filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
+    let stays = |mut pid: i32| {
+        loop {
+            if Some(pid) == main {
+                return false;
+            }
+            let Some(stat) = all.get(&pid) else { return false };
+            // Ticks are coarse; within one of them the later pid is the younger.
+            if spares.contains(&pid) || (stat.start_time, pid) < (spare.start_time, spare.pid) {
+                return true;
+            }
+            pid = stat.parent;
+        }
+    };
+    all.keys().copied().filter(|pid| !stays(*pid)).collect()
+}
