@@ -145,7 +145,13 @@ impl Session {
         let line = inode(&theirs)?;
         if let Some(init) = &self.init {
             let Member { child, inner } = init.start(&launch, &theirs)?;
-            return Ok(Runner { child, init: Some((Rc::clone(init), inner)), orders: mine, line, heir: None });
+            return Ok(Runner {
+                child,
+                init: Some((Rc::clone(init), inner)),
+                orders: mine,
+                line,
+                heir: None,
+            });
         }
         let child = namespace::fork_beside(thread, |ready| {
             if let Err(error) = ready {

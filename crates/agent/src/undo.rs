@@ -621,7 +621,8 @@ fn never(language: Language) -> Option<&'static str> {
 fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
     // Without its interpreter it is the runner's.
     let parents = [Some(process.runner.child.pid), process.runner.main()];
-    let is_it = |pid: &i32| if namespaces { process::innermost(*pid) == Some(inside) } else { *pid == inside };
+    let is_it =
+        |pid: &i32| if namespaces { process::innermost(*pid) == Some(inside) } else { *pid == inside };
     let pid = parents.into_iter().flatten().flat_map(process::children).find(is_it)?;
     Some(Spare { inside, pid, start_time: tree::start_time(pid)? })
 }
