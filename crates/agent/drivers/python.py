@@ -632,6 +632,7 @@ def fork_spare(number):
         FAULTS[pid] = before
         OWN.add(pid)
         call.spared = number
+        attempt(rehearse)
         return tell('{"spare":{"id":%d,"pid":%d}}' % (number, pid))
     try:
         FAULTS[None] = before
@@ -641,6 +642,15 @@ def fork_spare(number):
     except BaseException:
         _exit(LOST)
     return True
+
+
+def rehearse():
+    """Does what every call does. After a fork the first write to a page copies it, which would be on the next call's time."""
+    scan('{"id":1,"code":"0","undo":1,"memory":1}', 0)
+    tree = compile("0", "<rehearsal>", "exec", ONLY_AST | ALLOW_AWAIT, True)
+    code = compile(Expression(tree.body[0].value), "<rehearsal>", "eval", ALLOW_AWAIT, True)
+    quote(repr(eval(code, {})))
+    settle()
 
 
 def wait_in_reserve(pipe, slot, parent):
