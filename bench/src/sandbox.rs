@@ -146,7 +146,7 @@ impl World {
     /// From a sandbox in standby to the first result of a call, as a caller that knows its key makes it. `None`: this host has
     /// no freezer.
     pub(crate) async fn wake(&self, language: Language) -> Result<Option<Duration>, Problem> {
-        let record = self.session().await?;
+        let record = self.session("standby", 0).await?;
         let key = record.key.clone().ok_or_else(|| Problem::internal("it has no key"))?;
         match self.engine.standby(&record).await {
             Ok(_) => {}

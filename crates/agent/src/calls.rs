@@ -160,7 +160,7 @@ impl Running {
 
 impl Agent {
     /// The clock of a call that comes back from disk goes on where it stood.
-    pub(crate) fn going_on(&self, (ran, left): (u64, Option<u64>)) -> Running {
+    pub(crate) fn going_on(&mut self, (ran, left): (u64, Option<u64>)) -> Running {
         let now = Instant::now();
         Running {
             started: now.checked_sub(Duration::from_millis(ran)).unwrap_or(now),
@@ -168,6 +168,8 @@ impl Agent {
             phase: Phase::Running,
             before: self.meters.read(),
             usage_before: Usage::default(),
+            mark: self.changes.begin(),
+            shared: false,
         }
     }
 

@@ -380,7 +380,7 @@ impl Agent {
         for exec in saved.execs {
             let path = spool.join(format!("{}.out", ExecId::numbered(exec.number)));
             let state = match (exec.outcome, exec.running) {
-                (Some(outcome), _) => State::Finished(outcome),
+                (Some(outcome), _) => State::Finished(Box::new(outcome)),
                 (None, Some(times)) => State::Running(self.going_on(times)),
                 (None, None) => State::Queued,
             };
@@ -392,6 +392,8 @@ impl Agent {
                 process: exec.process,
                 state,
                 code: String::new(),
+                taken_back: None,
+                closed_handles: 0,
                 timeout: exec.timeout_ms.map(Duration::from_millis),
             };
             self.execs.insert(exec.number, loaded);

@@ -70,7 +70,6 @@ impl Peer {
 
 /// One piece of an answer.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one at a time, and on the stack")]
 pub enum Piece<'a> {
     Chunk { stream: Stream, number: u64, offset: u64, bytes: &'a [u8] },
     Event(Event),

@@ -51,6 +51,7 @@ impl World {
             resume: false,
             first: None,
             life: 0,
+            undo_calls: 3,
         }
     }
 
@@ -114,7 +115,8 @@ async fn everything_in_a_box_comes_back_from_disk() {
     run(&mut link, "default", Language::Python, "x = 41; import threading, time, socket, random\nf = open('/tmp/kept', 'w+'); f.write('abc'); f.flush()\ns = socket.socket(); s.bind(('127.0.0.1', 8080)); s.listen()\nt = threading.Thread(target=lambda: time.sleep(600), daemon=True); t.start()").await;
     run(&mut link, "default", Language::Bash, "A=bash; sleep 500 & cd /tmp").await;
     run(&mut link, "default", Language::Node, "let n = 7; setInterval(() => {}, 1000).unref(); 0").await;
-    let open = OpenSession { name: "second".parse().unwrap(), cwd: None, env: Default::default() };
+    let open =
+        OpenSession { name: "second".parse().unwrap(), cwd: None, env: Default::default(), undo_calls: None };
     link.ask(&Request::OpenSession(open)).await.unwrap();
     run(&mut link, "second", Language::Python, "y = 'other'").await;
     let exec = Exec {

@@ -185,8 +185,8 @@ fn try_run() -> Result<(), Failure> {
             // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
             // namespaces can only be made below one that both descend from.
             let resume = privileged && spec.config.resume;
-            let namespaces = if resume { libc::CLONE_NEWPID } else { NAMESPACES };
-            let forked = sys::fork(&thread, namespaces as u64, born_in.as_ref().map(AsFd::as_fd));
+            let namespaces = if resume { libc::CLONE_NEWPID as u64 } else { NAMESPACES as u64 };
+            let forked = sys::fork(&thread, namespaces, born_in.as_ref().map(AsFd::as_fd));
             match forked.map_err(|error| Failure {
                 namespaces: true,
                 ..Failure::new("making the namespaces", &error)

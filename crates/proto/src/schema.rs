@@ -101,7 +101,7 @@ mod tests {
         guest::Language,
         limits::{Enforced, Enforcement, Limits},
         message::{Display, DisplayKind, ExecInfo, PortInfo, PtySize, SessionInfo, Usage, What},
-        outcome::{Cause, Exception, Outcome, Receipt, SessionState},
+        outcome::{Cause, Exception, Outcome, SessionState},
         problem::Problem,
     };
 

@@ -144,9 +144,10 @@ async fn a_session_that_cannot_be_is_refused() {
     let sandbox = world.sandbox().await;
     let problem = sandbox.refused(Run { session: named("never"), ..a_run(Python, "1") }).await;
     assert_eq!(problem.code, Code::SessionNotFound);
-    sandbox.open("lost", Some("/no/such/place"), &[]).await;
-    let ran = sandbox.begin(Run { session: named("lost"), ..a_run(Python, "1") }).await.end().await;
-    assert_eq!(ran.outcome.problem.unwrap().code, Code::InterpreterFailed);
+    let nowhere =
+        OpenSession { name: named("lost"), cwd: Some("/no/such/place".into()), ..OpenSession::default() };
+    let problem = sandbox.engine.session(&sandbox.record, nowhere).await.unwrap_err();
+    assert_eq!(problem.code, Code::InvalidArgument);
     for n in 1.. {
         let open = OpenSession { name: named(&format!("s{n}")), ..OpenSession::default() };
         if let Err(problem) = sandbox.engine.session(&sandbox.record, open).await {
