@@ -1,8 +1,9 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE]` prints the table and exits non-zero if a target
-//! is missed. `--only` measures the cold start of one language and nothing else, for comparing two builds.
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby]` prints the table and exits non-zero if a target
+//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and nothing else, for comparing two
+//! builds.
 
 mod figures;
 mod http;
@@ -48,10 +49,13 @@ async fn main() -> ExitCode {
     let short = std::env::args().any(|argument| argument == "--short");
     let rounds = if short { SHORT_ROUNDS } else { ROUNDS };
     let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
-    let measured = match only.as_deref().map(Language::parse) {
+    let measured = match only.as_deref().map(|word| (word, Language::parse(word))) {
         None => measure(rounds).await,
-        Some(Some(language)) => measure_cold(rounds, language).await,
-        Some(None) => Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash or node")),
+        Some(("standby", _)) => measure_wake(rounds).await,
+        Some((_, Some(language))) => measure_cold(rounds, language).await,
+        Some((_, None)) => {
+            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node or standby"))
+        }
     };
     match measured {
         Ok(rows) => {
@@ -102,6 +106,33 @@ async fn measure_cold(rounds: usize, language: Language) -> Result<Vec<Row>, Pro
     }
     let name = format!("create to first result, {}", language.as_str());
     Ok(vec![Row::floor(&floor), Row::ratio(&name, &cold, &floor, Target::None)])
+}
+
+/// Waking from standby, and what the same call takes when it is awake.
+async fn measure_wake(rounds: usize) -> Result<Vec<Row>, Problem> {
+    let world = World::open()?;
+    let (mut floor, mut wake, mut awake) = (Samples::default(), Samples::default(), Samples::default());
+    let session = world.session("warm", 0).await?;
+    world.awake(Language::Python).await?;
+    for _ in 0..rounds {
+        for _ in 0..4 {
+            floor.add(spawn("/bin/true", &[]));
+        }
+        match world.wake(Language::Python).await? {
+            Some(time) => wake.add(time),
+            None => {
+                world.close(session).await?;
+                return Err(Problem::new(Code::Unsupported, "this host has no freezer"));
+            }
+        }
+        awake.add(world.awake(Language::Python).await?);
+    }
+    world.close(session).await?;
+    Ok(vec![
+        Row::floor(&floor),
+        Row::ratio("standby to first result, python", &wake, &floor, Target::AtMost(1.0)),
+        Row::ratio("  the same call when it is awake", &awake, &floor, Target::None),
+    ])
 }
 
 async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {

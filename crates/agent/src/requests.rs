@@ -38,6 +38,7 @@ impl Agent {
             Request::Hello { .. } | Request::Usage | Request::Rest { .. } | Request::Brief { .. }
         ) {
             self.last_activity = Instant::now();
+            self.rest = None;
         }
         let answer = match request {
             Request::Hello { protocol } if protocol == PROTOCOL => {

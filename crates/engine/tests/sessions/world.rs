@@ -226,7 +226,6 @@ pub(crate) struct Live {
 
 /// What reading one more piece brought, besides output.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one at a time, and on the stack")]
 pub(crate) enum Step {
     More,
     Paused(u64),
