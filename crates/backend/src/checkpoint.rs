@@ -37,7 +37,7 @@ use carrel_proto::{
 use rustix::process::{Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::link::lost;
+use crate::{COMPLETE, link::lost};
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
 const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
@@ -60,6 +60,10 @@ pub(crate) struct Criu {
 }
 
 impl Criu {
+    pub(crate) fn is_there(&self) -> bool {
+        self.program.exists()
+    }
+
     /// Looks for one; says what is missing.
     pub(crate) fn find() -> Result<Self, Problem> {
         let missing = |word: String| {
@@ -211,8 +215,10 @@ fn write_all(
     let keep = || -> io::Result<()> {
         let mut file = File::create(image.join(MANIFEST))?;
         file.write_all(&text)?;
+        // All of it, before anything says that it is there.
         rustix::fs::syncfs(&file)?;
-        Ok(())
+        File::create(image.join(COMPLETE))?.sync_all()?;
+        File::open(image)?.sync_all()
     };
     keep().map_err(failed("writing the image"))
 }

@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     fs, io,
     path::{Path, PathBuf},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -45,6 +46,7 @@ pub struct Jail {
     hierarchy: Hierarchy,
     spares: Spares,
     stages: Stages,
+    criu: Mutex<Option<Criu>>,
 }
 
 impl Jail {
@@ -54,6 +56,7 @@ impl Jail {
             hierarchy: Hierarchy::probe(),
             spares: Spares::new(state.join("templates")),
             stages: Stages::default(),
+            criu: Mutex::default(),
         }
     }
 
@@ -236,6 +239,58 @@ impl Jail {
         let (isolation, life) = (request.isolation, request.life);
         Ok(Placed { pid, start_time, workspace: kind, isolation, enforced, owner, life })
     }
+
+    /// Ends every process of a sandbox.
+    fn end_all(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
+        let failed = |error: io::Error| removing(id, error);
+        // Of a box that was never made.
+        drop(self.spares.listener(directory));
+        let mut agents: Vec<i32> =
+            placed.filter(|placed| self.is_alive(placed)).map(|placed| placed.pid).into_iter().collect();
+        // No namespace ends with a weak agent: runners that could not end their processes are looked for as well.
+        if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
+            agents.extend(find_agents(id));
+        }
+        for pid in agents {
+            // The kernel does this for a jailed box; a weak one has no namespace that ends with its agent.
+            if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
+                tree::kill_below(pid);
+            }
+            end(pid, &self.hierarchy).map_err(failed)?;
+        }
+        // Nothing is left in the cgroup of a jailed box whose first process is gone; a weak one may have leftovers.
+        let deadline = Instant::now() + DYING;
+        loop {
+            let left = self.hierarchy.processes(id.as_str());
+            if left.is_empty() || Instant::now() > deadline {
+                break;
+            }
+            self.hierarchy.kill(id.as_str());
+            for pid in left {
+                if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
+                    let _ = kill_process(userns::pid(pid), Signal::KILL);
+                    self.hierarchy.let_die(pid);
+                    wait_for_end(&fd, deadline);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The CRIU of this host. One that was found is taken to be there for as long as its file is.
+    fn criu(&self) -> Result<Criu, Problem> {
+        let mut known = stages::lock(&self.criu);
+        if let Some(criu) = known.as_ref().filter(|criu| criu.is_there()) {
+            return Ok(criu.clone());
+        }
+        let found = Criu::find()?;
+        *known = Some(found.clone());
+        Ok(found)
+    }
+}
+
+fn removing(id: &SandboxId, error: io::Error) -> Problem {
+    Problem::internal(format!("removing sandbox {id}: {error}"))
 }
 
 fn project_step(project: &crate::Project) -> Step {
@@ -351,7 +406,7 @@ impl Backend for Jail {
     }
 
     fn can_hibernate(&self) -> Result<(), Problem> {
-        Criu::find().map(drop)
+        self.criu().map(drop)
     }
 
     fn hibernate(
@@ -361,7 +416,7 @@ impl Backend for Jail {
         placed: &Placed,
         image: &Path,
     ) -> Result<(), Problem> {
-        let criu = Criu::find()?;
+        let criu = self.criu()?;
         let program =
             self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
         let living = Living {
@@ -371,12 +426,15 @@ impl Backend for Jail {
             agent: placed.pid,
         };
         checkpoint::write(&criu, &living, image)?;
-        // Everything is on disk from here on.
-        self.destroy(id, directory, Some(placed))
+        // Everything is on disk from here on. The files stay within reach.
+        self.end_all(id, directory, Some(placed))?;
+        self.hierarchy.remove(id.as_str()).map_err(|error| removing(id, error))?;
+        let _ = fs::remove_file(directory.join("agent.sock"));
+        Ok(())
     }
 
     fn restore(&self, request: &BoxRequest, image: &Path) -> Result<Placed, Problem> {
-        let criu = Criu::find()?;
+        let criu = self.criu()?;
         let image = Image::open(image, &criu)?;
         let spool = request.directory.join("spool");
         fs::create_dir_all(&spool)
@@ -408,38 +466,8 @@ impl Backend for Jail {
     }
 
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem> {
-        let failed = |error: io::Error| Problem::internal(format!("removing sandbox {id}: {error}"));
-        // Of a box that was never made.
-        drop(self.spares.listener(directory));
-        let mut agents: Vec<i32> =
-            placed.filter(|placed| self.is_alive(placed)).map(|placed| placed.pid).into_iter().collect();
-        // No namespace ends with a weak agent: runners that could not end their processes are looked for as well.
-        if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
-            agents.extend(find_agents(id));
-        }
-        for pid in agents {
-            // The kernel does this for a jailed box; a weak one has no namespace that ends with its agent.
-            if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
-                tree::kill_below(pid);
-            }
-            end(pid, &self.hierarchy).map_err(failed)?;
-        }
-        // Nothing is left in the cgroup of a jailed box whose first process is gone; a weak one may have leftovers.
-        let deadline = Instant::now() + DYING;
-        loop {
-            let left = self.hierarchy.processes(id.as_str());
-            if left.is_empty() || Instant::now() > deadline {
-                break;
-            }
-            self.hierarchy.kill(id.as_str());
-            for pid in left {
-                if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
-                    let _ = kill_process(userns::pid(pid), Signal::KILL);
-                    self.hierarchy.let_die(pid);
-                    wait_for_end(&fd, deadline);
-                }
-            }
-        }
+        let failed = |error: io::Error| removing(id, error);
+        self.end_all(id, directory, placed)?;
         workspace::detach(&directory.join("workspace")).map_err(failed)?;
         self.hierarchy.remove(id.as_str()).map_err(failed)?;
         let _ = fs::remove_file(directory.join("agent.sock"));

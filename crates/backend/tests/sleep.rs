@@ -1,5 +1,11 @@
 //! A box is written to disk and comes back, by the backend alone.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test stops at what it did not expect, and says why it did not run"
+)]
+
 use std::{os::unix::fs::PermissionsExt, path::Path};
 
 use carrel_backend::{
