@@ -1187,7 +1187,7 @@ NAME_OF, MRO_OF, DICT_OF = (vars(type)[name].__get__ for name in ("__name__", "_
 KEPT_BY_C = type(vars(type)["__dict__"]), type(vars(type)["__mro__"])
 SIZED = list, tuple, dict, set, frozenset, str, bytes, bytearray, range
 NUMBERS = int, float, complex, bool
-GIVEN = "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__"
+GIVEN = "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__", "__warningregistry__"
 
 
 def holdings(given):

@@ -226,7 +226,6 @@ impl Agent {
         let (mut jobs, mut total) = (Vec::new(), 0);
         for id in processes {
             let Some(process) = self.processes.get(id) else { continue };
-            let runner = process.runner.child.pid;
             if let Role::Exec(number) = process.role
                 && !process.ended
             {
@@ -242,7 +241,7 @@ impl Agent {
                 });
                 continue;
             }
-            let left = left_below(runner, process.ended);
+            let left = left_below(&process.runner, process.ended, &self.spares_of(*id));
             total += u64::try_from(left.len()).unwrap_or(u64::MAX);
             let room = MOST.saturating_sub(jobs.len());
             let known: Vec<ProcessInfo> = left.into_iter().take(room).filter_map(described).collect();

@@ -203,9 +203,14 @@ impl Init {
             return Err(io::Error::from_raw_os_error(errno));
         }
         let Some(pidfd) = files.pop() else { return Ok(None) };
-        Ok(Some(Member { child: Child { pid: pid_of(&pidfd)?, pidfd }, inner }))
+        // A runner may have done its work and be gone by now: then it is nobody here, and its line says the rest.
+        let pid = pid_of(&pidfd).unwrap_or(NOBODY);
+        Ok(Some(Member { child: Child { pid, pidfd }, inner }))
     }
 }
+
+/// No process has this pid.
+const NOBODY: i32 = 0;
 
 /// Whom a pidfd stands for, in this process's own pid namespace.
 fn pid_of(pidfd: &OwnedFd) -> io::Result<i32> {
@@ -357,6 +362,8 @@ impl<'a> Nursery<'a> {
                     return self.answer(errno, 0, None);
                 }
             },
+            // The pid of one that is gone may be somebody else's.
+            Order::KillBelow(runner) if !self.kept.runners.contains(&runner) => {}
             Order::KillBelow(runner) => tree::kill_below(runner),
             Order::KillOrphans => self.kill_orphans(),
             Order::Signal { pids, signal, group } => {

@@ -9,7 +9,7 @@ use carrel_proto::{
     outcome::{FileChanges, MAX_PORTS, MAX_RUNNING, Outcome, ProcessInfo},
 };
 
-use crate::{calls::State, process, serve::Agent};
+use crate::{calls::State, serve::Agent, session::Runner};
 
 /// Characters of a command line.
 const COMMAND: usize = 80;
@@ -25,10 +25,10 @@ impl Agent {
         let State::Running(running) = &exec.state else { return };
         receipt.files = FileChanges { shared: running.shared, ..self.changes.end(running.mark) };
         if receipt.processes > 0
-            && let Some(process) = exec.process.and_then(|id| self.processes.get(&id))
+            && let Some(id) = exec.process
+            && let Some(process) = self.processes.get(&id)
         {
-            let ended = process.ended;
-            let all = left_below(process.runner.child.pid, ended);
+            let all = left_below(&process.runner, process.ended, &self.spares_of(id));
             receipt.processes = u32::try_from(all.len()).unwrap_or(u32::MAX);
             receipt.running = all.into_iter().take(MAX_RUNNING).filter_map(described).collect();
         }
@@ -42,11 +42,11 @@ impl Agent {
     }
 }
 
-/// Everything below a runner but its own process.
-pub(crate) fn left_below(runner: i32, ended: bool) -> Vec<i32> {
-    let main = if ended { None } else { process::main_of(runner) };
-    let mut all = tree::below(runner);
-    all.retain(|pid| Some(*pid) != main);
+/// Everything below a runner but its own process and that one's spares.
+pub(crate) fn left_below(runner: &Runner, ended: bool, spares: &[i32]) -> Vec<i32> {
+    let main = if ended { None } else { runner.main() };
+    let mut all = tree::below(runner.child.pid);
+    all.retain(|pid| Some(*pid) != main && !spares.contains(pid));
     all.sort_unstable();
     all
 }

@@ -495,9 +495,6 @@ impl Agent {
                 }
             }
         }
-        if self.processes.values().any(|process| process.runner.child.pid == 0) {
-            return Err(lost(io::Error::other("a runner is missing")));
-        }
         let _ = fs::remove_file(self.saved_file());
         let ids: Vec<u32> = self.processes.keys().copied().collect();
         for id in ids {

@@ -89,6 +89,8 @@ pub(crate) struct History {
     /// The last call of the present state.
     present: Option<u64>,
     spares: BTreeMap<u64, Spare>,
+    /// Those that are no longer wanted and may still be there: not the user's either.
+    leaving: Vec<Spare>,
     /// Why the present state has no spare.
     unspared: Option<String>,
     /// Why the state that the call leaves will have none: known when it ends.
@@ -149,7 +151,9 @@ impl History {
             self.before.pop_front();
         }
         let oldest = self.before.front().copied().unwrap_or(self.present).unwrap_or(0);
-        self.spares = self.spares.split_off(&oldest);
+        let wanted = self.spares.split_off(&oldest);
+        self.leaving.retain(Spare::is_alive);
+        self.leaving.extend(std::mem::replace(&mut self.spares, wanted).into_values());
         self.told.retain(|(call, _)| *call > oldest);
     }
 
@@ -180,7 +184,7 @@ impl History {
     }
 
     fn spares(&self) -> Vec<i32> {
-        self.spares.values().map(|spare| spare.pid).collect()
+        self.spares.values().chain(&self.leaving).map(|spare| spare.pid).collect()
     }
 
     fn any_alive(&self) -> bool {

@@ -117,7 +117,8 @@ impl Trial {
         if answer.status == 429 {
             return true;
         }
-        assert_eq!(answer.with(200)["stdout"], lines(mark, count));
+        let answer = answer.with(200);
+        assert_eq!(answer["stdout"], lines(mark, count), "{answer}");
         false
     }
 
