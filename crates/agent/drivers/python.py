@@ -543,7 +543,8 @@ def serve():
             continue
         call.undo, call.memory = request.get("undo", 0), request.get("memory", 0)
         if call.undo or SPARES:
-            rare("keep", "UNDO")()  # done already, unless spares were off or have been let go
+            if rare("keep", "UNDO")():  # done already, unless spares were off or have been let go
+                continue  # taken over: the request was for the process that died
         if "env" in request:
             change_environment(request["env"])
         answer(request["id"], request["code"])
@@ -590,8 +591,10 @@ except (OSError, ValueError):
 def keep():
     """Sees to it that a spare has this state, and that there are no more spares than wanted."""
     attempt(let_go, call.undo + 1 if call.undo else 0)
+    taken_over = False
     while call.undo and call.spared != call.last and spare():
-        pass  # taken over from the process that died: this state needs a spare again
+        taken_over = True  # from the process that died: this state needs a spare again
+    return taken_over
 
 
 def spare():

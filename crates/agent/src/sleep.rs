@@ -169,6 +169,7 @@ impl Agent {
         }
         self.preparing = Some(caller);
         // Copies of states that are gone would be as big as the present one.
+        self.await_spares();
         self.drop_spares(None);
         let prepared = self.renew_all().and_then(|()| self.whom_to_write());
         prepared.map_err(|error| {

@@ -89,6 +89,8 @@ pub(crate) struct History {
     /// The last call of the present state.
     present: Option<u64>,
     spares: BTreeMap<u64, Spare>,
+    /// The driver has yet to say whether the present state has a spare.
+    awaited: bool,
     /// Those that are no longer wanted and may still be there: not the user's either.
     leaving: Vec<Spare>,
     /// Why the present state has no spare.
@@ -146,6 +148,7 @@ impl History {
     pub(crate) fn done(&mut self, number: u64, keep: u32) {
         self.before.push_back(self.present);
         self.present = Some(number);
+        self.awaited = keep > 0;
         self.unspared = self.leaves.take();
         while self.before.len() > keep as usize {
             self.before.pop_front();
@@ -169,6 +172,7 @@ impl History {
 
     /// Nothing but the present is kept, and that only by the interpreter itself.
     pub(crate) fn forget(&mut self) {
+        self.awaited = false;
         self.spares.clear();
         self.before.clear();
     }
@@ -202,7 +206,7 @@ impl History {
         self.before.truncate(at);
         self.present = Some(to);
         self.spares.split_off(&to);
-        (self.unspared, self.leaves) = (None, None);
+        (self.unspared, self.leaves, self.awaited) = (None, None, true);
         u32::try_from(count).ok()
     }
 }
@@ -232,6 +236,29 @@ impl Agent {
         let Some(interpreter) = self.interpreters.get(&id) else { return 0 };
         let living = interpreter.history.spares.values().filter(|spare| spare.is_alive()).count();
         u32::try_from(living).unwrap_or(0)
+    }
+
+    /// Waits for the words about spares that are on their way, for whoever has to know them all.
+    pub(crate) fn await_spares(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        let ids: Vec<u32> = self.interpreters.keys().copied().collect();
+        for id in ids {
+            while let Some(interpreter) = self.interpreters.get(&id)
+                && interpreter.history.awaited
+                && interpreter.language == Language::Python
+                && interpreter.mute.is_none()
+            {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let time = Timespec {
+                    tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
+                    tv_nsec: left.subsec_nanos().into(),
+                };
+                match poll(&mut [PollFd::new(&interpreter.replies, PollFlags::IN)], Some(&time)) {
+                    Ok(0) => break,
+                    _ => self.hear_driver(id),
+                }
+            }
+        }
     }
 
     /// Ends all spares, of one session or of all, for whoever needs it without them: their memory, or a session that is to be
@@ -265,6 +292,7 @@ impl Agent {
             return;
         };
         let history = &mut interpreter.history;
+        history.awaited = false;
         let known = history.present == Some(spared.id) || history.before.contains(&Some(spared.id));
         if let Some(spare) = find(process, spared.pid, self.config.namespaces).filter(|_| known) {
             history.spares.insert(spared.id, spare);
@@ -275,6 +303,7 @@ impl Agent {
     pub(crate) fn heard_unspared(&mut self, id: u32, unspared: Unspared) {
         if let Some(interpreter) = self.interpreters.get_mut(&id) {
             interpreter.history.unspared = Some(unspared.reason);
+            interpreter.history.awaited = false;
         }
     }
 

@@ -955,6 +955,18 @@ class Undo(Case):
             self.driver.number = 1
         self.assertEqual(self.call("x").value, "1")
 
+    def test_a_call_is_not_run_again_by_a_spare_that_was_made_right_before_it(self):
+        spare = os.pidfd_open(self.call("x = 1").spare["spare"]["pid"])
+        signal.pidfd_send_signal(spare, signal.SIGKILL)
+        select.select([spare], [], [])
+        os.close(spare)
+        with tempfile.NamedTemporaryFile() as seen:
+            self.driver.begin("open(%r, 'a').write('once'); import os; os._exit(1)" % seen.name, undo=2)
+            self.assertIn("spare", self.driver.reply(Result()))
+            self.assertEqual(self.restored(), 1)
+            self.driver.number = 1
+            self.assertEqual(self.call("x, open(%r).read()" % seen.name).value, "(1, 'once')")
+
     def test_undo_goes_back_to_the_state_after_a_call(self):
         for number in range(1, 6):
             self.call("x = %d" % number)
@@ -966,7 +978,9 @@ class Undo(Case):
         for _ in range(5):
             self.call("1")
         count = "import os; len(open('/proc/self/task/%d/children' % os.getpid()).read().split())"
-        self.assertEqual(self.call(count).value, "3")
+        # One that was told to go may still be on its way.
+        seen = [int(self.call(count).value) for _ in range(20)]
+        self.assertEqual(min(seen), 3)
         self.assertEqual(self.call(count, undo=0, spare=False).value, "0")
 
     def test_threads_are_an_obstacle(self):
