@@ -78,6 +78,15 @@ pub(crate) enum Command {
     /// End sandboxes: every process, mount and file of theirs.
     #[command(after_help = ex::CLOSE)]
     Close(Close),
+    /// Freeze a sandbox: it keeps its memory, and any call wakes it.
+    #[command(after_help = ex::STANDBY)]
+    Standby(Named),
+    /// Write a sandbox to disk: it holds no memory, and any call restores it.
+    #[command(after_help = ex::HIBERNATE)]
+    Hibernate(Named),
+    /// Wake a sandbox that sleeps, or bring back one that died.
+    #[command(after_help = ex::WAKE)]
+    Wake(Named),
     /// An interactive shell in a sandbox.
     #[command(after_help = ex::SHELL)]
     Shell(ShellArgs),
@@ -165,6 +174,12 @@ pub(crate) struct Making {
     /// End the sandbox at this age.
     #[arg(long, value_name = "TIME")]
     pub(crate) max_lifetime: Option<String>,
+    /// A daemon freezes the sandbox when it was not used for this long; 0: never.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) standby_after: Option<String>,
+    /// A daemon writes it to disk when it was not used for this long; 0: never.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) hibernate_after: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -398,6 +413,8 @@ impl Making {
             (Key::Disk, "--disk", &self.disk),
             (Key::IdleTimeout, "--idle-timeout", &self.idle_timeout),
             (Key::MaxLifetime, "--max-lifetime", &self.max_lifetime),
+            (Key::StandbyAfter, "--standby-after", &self.standby_after),
+            (Key::HibernateAfter, "--hibernate-after", &self.hibernate_after),
         ];
         let mut flags: Vec<Flag> = given
             .into_iter()

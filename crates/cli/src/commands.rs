@@ -16,6 +16,7 @@ mod open;
 mod run;
 mod serve;
 mod shell;
+mod sleep;
 mod token;
 mod wait;
 
@@ -85,6 +86,9 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Inspect(args) => inspect::run(args, &context).await,
         Command::Open(args) => open::run(args, &context).await,
         Command::Close(args) => close::run(args, &context).await,
+        Command::Standby(args) | Command::Hibernate(args) | Command::Wake(args) => {
+            sleep::run(&cli.command, args, &context).await
+        }
         Command::Shell(args) => Box::pin(shell::run(args, &context)).await,
         Command::Cp(args) => cp::run(args, &context).await,
         Command::Files(args) => files::run(args, &context).await,

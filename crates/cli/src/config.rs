@@ -268,6 +268,8 @@ impl Config {
             timeout: self.time(Key::Timeout),
             idle_timeout: self.time(Key::IdleTimeout),
             max_lifetime: self.time(Key::MaxLifetime),
+            standby_after: self.time(Key::StandbyAfter),
+            hibernate_after: self.time(Key::HibernateAfter),
             isolation: match self.value(Key::Isolation) {
                 Some(Value::Word("weak")) => IsolationLevel::Weak,
                 _ => IsolationLevel::Jail,
@@ -394,6 +396,9 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) max_lifetime: Duration,
+    /// Zero: never.
+    pub(crate) standby_after: Duration,
+    pub(crate) hibernate_after: Duration,
     pub(crate) isolation: IsolationLevel,
     pub(crate) project: Option<Project>,
 }
@@ -409,6 +414,8 @@ impl Settings {
             // Rounded up: a part of a second is not nothing.
             idle_timeout_s: self.idle_timeout.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             max_lifetime_s: self.max_lifetime.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+            standby_after_s: self.standby_after.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
+            hibernate_after_s: self.hibernate_after.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX),
             ..Wish::default()
         }
     }

@@ -38,6 +38,20 @@ impl<'a> Context<'a> {
         Ok(found.record)
     }
 
+    /// The sandbox of this name as it is, asleep or not.
+    pub(crate) async fn known(&self, target: &Target) -> Result<Record, Problem> {
+        self.desk.known(&target.name, Some(&target.key)).await
+    }
+
+    /// The sandbox of this name for its files: one that sleeps is not woken where they are at hand.
+    pub(crate) async fn for_files(&self, target: &Target) -> Result<Record, Problem> {
+        let record = self.known(target).await?;
+        if record.state.is_asleep() && self.desk.files(&record).is_ok() {
+            return Ok(record);
+        }
+        self.existing(target).await
+    }
+
     /// The sandbox of this name, made if there is none.
     pub(crate) async fn sandbox(&self, target: &Target, wish: &Wish) -> Result<Found, Problem> {
         let _progress = Progress::start(self.output, "starting the sandbox");

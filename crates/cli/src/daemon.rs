@@ -92,6 +92,18 @@ impl Client {
         self.found(What::Existing { name: name.to_owned(), key: key.cloned() }).await
     }
 
+    pub(crate) async fn known(&self, name: &str, key: Option<&Key>) -> Result<Record, Problem> {
+        Ok(self.found(What::Known { name: name.to_owned(), key: key.cloned() }).await?.record)
+    }
+
+    pub(crate) async fn standby(&self, record: &Record) -> Result<Record, Problem> {
+        Ok(self.found(What::Standby { id: record.id.clone() }).await?.record)
+    }
+
+    pub(crate) async fn hibernate(&self, record: &Record) -> Result<Record, Problem> {
+        Ok(self.found(What::Hibernate { id: record.id.clone() }).await?.record)
+    }
+
     pub(crate) async fn nameless(&self, wish: &Wish) -> Result<Record, Problem> {
         Ok(self.found(What::Nameless { wish: wish.clone() }).await?.record)
     }

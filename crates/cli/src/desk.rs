@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use carrel_engine::{
-    Engine, Found, Record, Wish,
+    Engine, Found, Record, Tenant, Wish,
     call::{Call, begin_on},
     files,
 };
@@ -39,6 +39,28 @@ impl Desk {
         match self {
             Desk::Own(engine) => engine.existing(name, key).await,
             Desk::Daemon(client) => client.existing(name, key).await,
+        }
+    }
+
+    /// As it is, asleep or not.
+    pub(crate) async fn known(&self, name: &str, key: Option<&Key>) -> Result<Record, Problem> {
+        match self {
+            Desk::Own(engine) => engine.known_of(&Tenant::local(), name, key),
+            Desk::Daemon(client) => client.known(name, key).await,
+        }
+    }
+
+    pub(crate) async fn standby(&self, record: &Record) -> Result<Record, Problem> {
+        match self {
+            Desk::Own(engine) => engine.standby(record).await,
+            Desk::Daemon(client) => client.standby(record).await,
+        }
+    }
+
+    pub(crate) async fn hibernate(&self, record: &Record) -> Result<Record, Problem> {
+        match self {
+            Desk::Own(engine) => engine.hibernate(record).await,
+            Desk::Daemon(client) => client.hibernate(record).await,
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use crate::{Engine, Record, State, lock::Lock, registry::now_ms};
 
 /// How often a round is due.
-pub const ROUND: Duration = Duration::from_secs(1);
+pub const ROUND: Duration = Duration::from_secs(3);
 /// A busy sandbox is asked again after this long at the latest.
 const BUSY: Duration = Duration::from_secs(30);
 /// One that cannot be put to sleep is tried again.

@@ -194,16 +194,7 @@ impl Engine {
         name: &str,
         key: Option<&Key>,
     ) -> Result<Found, Problem> {
-        let by_id = match name.parse::<SandboxId>() {
-            Ok(id) => self.registry.by_id_of(tenant, &id)?,
-            Err(_) => None,
-        };
-        let record = match (by_id, key) {
-            (Some(record), _) => Some(record),
-            (None, Some(key)) => self.registry.by_key(tenant, key)?,
-            (None, None) => None,
-        };
-        let record = record.filter(|record| record.state != State::Ended).ok_or_else(|| unknown(name))?;
+        let record = self.known_of(tenant, name, key)?;
         if record.state == State::Running && self.is_alive(&record) {
             return self.retrieved(record, None).await;
         }
@@ -214,6 +205,20 @@ impl Engine {
             .by_id(&record.id)?
             .filter(|record| record.state == State::Running)
             .map_or_else(|| Err(unknown(name)), |record| Ok(Found { record, created: false, note: None }))
+    }
+
+    /// The sandbox with this id or key of a tenant as it is written down, whether it lives, sleeps or is lost.
+    pub fn known_of(&self, tenant: &Tenant, name: &str, key: Option<&Key>) -> Result<Record, Problem> {
+        let by_id = match name.parse::<SandboxId>() {
+            Ok(id) => self.registry.by_id_of(tenant, &id)?,
+            Err(_) => None,
+        };
+        let record = match (by_id, key) {
+            (Some(record), _) => Some(record),
+            (None, Some(key)) => self.registry.by_key(tenant, key)?,
+            (None, None) => None,
+        };
+        record.filter(|record| record.state != State::Ended).ok_or_else(|| unknown(name))
     }
 
     /// A sandbox that was there and lives.

@@ -1,4 +1,5 @@
-//! Lines to agents that are kept open between calls, so that a warm call costs neither the registry nor a connection.
+//! Lines to agents that are kept open between calls, so that a warm call costs no connection, and of the registry one look:
+//! whether the sandbox sleeps.
 //!
 //! A kept line may be stale: its sandbox may have ended, or have been closed by another process. The first call on it then
 //! fails before it has begun, and [`Lines::forget`] makes the next one go the whole way.

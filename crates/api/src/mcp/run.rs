@@ -102,13 +102,17 @@ impl Running<'_> {
 
     /// An error comes with a word on whether the call had begun.
     async fn run_on(&self, line: Line, client: &Client) -> Result<CallToolResponse, (Problem, bool)> {
-        let Line { record, language, link, note: told, found, kept: _ } = line;
+        let Line { record, language, link, note: told, found, kept } = line;
         let mut notes: Vec<String> = told.map(|told| told.text(&self.place.name)).into_iter().collect();
         if found {
             notes.extend(self.still_running(&record).await);
         }
         let mark = mark();
         let mut call = self.start(link, language).await.map_err(|problem| (problem, false))?;
+        if kept {
+            // Nobody has looked since its last call whether the sandbox still runs.
+            self.engine.rouse(&record).await.map_err(|problem| (problem, false))?;
+        }
         let mut transcript = Transcript::new(self.server.options.max_chars);
         let queue = Queue {
             engine: self.engine,

@@ -13,7 +13,7 @@ use axum::{
     extract::State,
     routing::{get, post},
 };
-use carrel_engine::{Environments, Found, Owner, Record, Wish};
+use carrel_engine::{Environments, Found, Owner, Record, Tenant, Wish};
 use carrel_proto::{
     id::{Key, SandboxId},
     message::PROTOCOL,
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, upgrade};
 
 /// Raised with every change of what is said here.
-const DESK: u32 = 1;
+const DESK: u32 = 2;
 
 pub const ABOUT: &str = "/v1/daemon";
 pub const DESK_PATH: &str = "/v1/daemon/desk";
@@ -95,6 +95,12 @@ pub enum What {
     Sandbox { key: Key, wish: Wish },
     /// Brought back if need be. Answered with [`Answer::Found`].
     Existing { name: String, key: Option<Key> },
+    /// As it is, asleep or not. Answered with [`Answer::Found`].
+    Known { name: String, key: Option<Key> },
+    /// Answered with [`Answer::Found`].
+    Standby { id: SandboxId },
+    /// Answered with [`Answer::Found`].
+    Hibernate { id: SandboxId },
     /// A new one without a key, which stays. Answered with [`Answer::Found`].
     Nameless { wish: Wish },
     /// Of one call of that process. Answered with [`Answer::Found`].
@@ -135,6 +141,18 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
     Ok(match ask.what {
         What::Sandbox { key, wish } => Answer::Found(Box::new(engine.sandbox(&key, &mine(wish)).await?)),
         What::Existing { name, key } => Answer::Found(Box::new(engine.existing(&name, key.as_ref()).await?)),
+        What::Known { name, key } => {
+            let record = engine.known_of(&Tenant::local(), &name, key.as_ref())?;
+            Answer::Found(Box::new(Found { record, created: false, note: None }))
+        }
+        What::Standby { id } => {
+            let record = engine.standby(&engine.known_of(&Tenant::local(), id.as_str(), None)?).await?;
+            Answer::Found(Box::new(Found { record, created: false, note: None }))
+        }
+        What::Hibernate { id } => {
+            let record = engine.hibernate(&engine.known_of(&Tenant::local(), id.as_str(), None)?).await?;
+            Answer::Found(Box::new(Found { record, created: false, note: None }))
+        }
         What::Nameless { wish } => Answer::Found(Box::new(found(engine.nameless(&mine(wish)).await?))),
         What::Ephemeral { wish, owner } => {
             Answer::Found(Box::new(found(engine.ephemeral_of(owner, &mine(wish)).await?)))

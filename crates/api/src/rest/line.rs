@@ -167,7 +167,7 @@ impl Line {
                 () = tokio::time::sleep(LOOK) => {
                     if !self.open().is_empty() {
                         // One that hangs is ended by this, and then its stream ends too.
-                        let _ = Box::pin(daemon.engine.connect(&self.record)).await;
+                        let _ = Box::pin(daemon.engine.look_after(&self.record)).await;
                     }
                 }
             }

@@ -16,7 +16,7 @@ use super::{
     Daemon,
     guard::Caller,
     problem::{Refusal, bad},
-    sandboxes::{Create, LimitsPatch, seconds_within},
+    sandboxes::{Create, LimitsPatch, or_never, seconds_within},
 };
 
 /// A sandbox as a request means it.
@@ -46,6 +46,8 @@ pub(crate) struct Make {
     pub(crate) limits: Option<LimitsPatch>,
     pub(crate) idle_timeout_seconds: Option<u64>,
     pub(crate) max_lifetime_seconds: Option<u64>,
+    pub(crate) standby_after_seconds: Option<u64>,
+    pub(crate) hibernate_after_seconds: Option<u64>,
     /// The language of the call it is for.
     pub(crate) first: Option<Language>,
 }
@@ -65,6 +67,12 @@ impl Make {
         }
         if let Some(seconds) = self.max_lifetime_seconds {
             wish.max_lifetime_s = seconds_within("max_lifetime_seconds", seconds)?;
+        }
+        if let Some(seconds) = or_never("standby_after_seconds", self.standby_after_seconds)? {
+            wish.standby_after_s = seconds;
+        }
+        if let Some(seconds) = or_never("hibernate_after_seconds", self.hibernate_after_seconds)? {
+            wish.hibernate_after_s = seconds;
         }
         wish.labels = Labels::new(self.labels.unwrap_or_default())?;
         wish.first = self.first;
@@ -124,6 +132,8 @@ impl Place {
             limits: create.limits,
             idle_timeout_seconds: create.idle_timeout_seconds,
             max_lifetime_seconds: create.max_lifetime_seconds,
+            standby_after_seconds: create.standby_after_seconds,
+            hibernate_after_seconds: create.hibernate_after_seconds,
             first: None,
         };
         Ok(Self { which, name, wish: make.wish(daemon, caller)? })

@@ -148,6 +148,7 @@ async fn run_anywhere(
         idle_timeout_seconds: request.idle_timeout_seconds,
         max_lifetime_seconds: request.max_lifetime_seconds,
         first: daemon.engine.environments().first_language(request.environment.as_deref()),
+        ..Make::default()
     };
     let place = Place::of_run(
         &daemon,

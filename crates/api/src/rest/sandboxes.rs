@@ -33,6 +33,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(create, list))
         .routes(routes!(get, update, close))
         .routes(routes!(wake))
+        .routes(routes!(standby))
+        .routes(routes!(hibernate))
         .routes(routes!(metrics))
 }
 
@@ -57,6 +59,12 @@ pub(crate) struct Create {
     pub(crate) idle_timeout_seconds: Option<u64>,
     #[schema(minimum = 1, maximum = 31_536_000)]
     pub(crate) max_lifetime_seconds: Option<u64>,
+    /// Into standby when idle for so long; 0: never.
+    #[schema(maximum = 31_536_000)]
+    pub(crate) standby_after_seconds: Option<u64>,
+    /// Hibernated when idle for so long; 0: never.
+    #[schema(maximum = 31_536_000)]
+    pub(crate) hibernate_after_seconds: Option<u64>,
     /// A sandbox spec: an object, or text in YAML or with the front matter of an agent file.
     #[schema(value_type = Option<Object>)]
     pub(crate) spec: Option<serde_json::Value>,
@@ -126,6 +134,8 @@ impl LimitsPatch {
 enum StateName {
     Creating,
     Running,
+    Standby,
+    Hibernated,
     Lost,
     Closing,
 }
@@ -154,6 +164,13 @@ pub(crate) struct Sandbox {
     enforced: Option<Enforced>,
     idle_timeout_seconds: u64,
     max_lifetime_seconds: u64,
+    /// 0: never.
+    standby_after_seconds: u64,
+    hibernate_after_seconds: u64,
+    /// Of a hibernated one: bytes on disk.
+    image_bytes: Option<u64>,
+    /// Why it stays in standby though it is idle for long enough to be hibernated.
+    standby_reason: Option<String>,
     created_unix_ms: u64,
     used_unix_ms: u64,
     close_at_unix_ms: Option<u64>,
@@ -184,6 +201,10 @@ impl Sandbox {
             enforced: record.placed.as_ref().map(|placed| placed.enforced.clone()),
             idle_timeout_seconds: record.spec.idle_timeout_s,
             max_lifetime_seconds: record.spec.max_lifetime_s,
+            standby_after_seconds: record.spec.standby_after_s,
+            hibernate_after_seconds: record.spec.hibernate_after_s,
+            image_bytes: record.image().map(|image| image.bytes),
+            standby_reason: record.standby_reason().map(str::to_owned),
             created_unix_ms: record.created_unix_ms,
             used_unix_ms: record.used_unix_ms,
             close_at_unix_ms: record.close_at_unix_ms,
@@ -293,6 +314,11 @@ struct Patch {
     idle_timeout_seconds: Option<u64>,
     #[schema(minimum = 1, maximum = 31_536_000)]
     max_lifetime_seconds: Option<u64>,
+    /// 0: never.
+    #[schema(maximum = 31_536_000)]
+    standby_after_seconds: Option<u64>,
+    #[schema(maximum = 31_536_000)]
+    hibernate_after_seconds: Option<u64>,
 }
 
 /// Changes limits, labels and times.
@@ -318,6 +344,8 @@ async fn update(
             .max_lifetime_seconds
             .map(|seconds| seconds_within("max_lifetime_seconds", seconds))
             .transpose()?,
+        standby_after_s: or_never("standby_after_seconds", patch.standby_after_seconds)?,
+        hibernate_after_s: or_never("hibernate_after_seconds", patch.hibernate_after_seconds)?,
         quota: caller.quota(),
     };
     let record = daemon.engine.update(&record, update).await?;
@@ -332,6 +360,16 @@ pub(crate) fn seconds_within(what: &str, seconds: u64) -> Result<u64, Refusal> {
         return Ok(seconds);
     }
     Err(bad(format!("{what} is between 1 and {LONGEST_S}")).into())
+}
+
+/// As [`seconds_within`], where 0 means never.
+pub(crate) fn or_never(what: &str, seconds: Option<u64>) -> Result<Option<u64>, Refusal> {
+    match seconds {
+        Some(seconds) if seconds > LONGEST_S => {
+            Err(bad(format!("{what} is between 0 and {LONGEST_S}")).into())
+        }
+        other => Ok(other),
+    }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -374,7 +412,37 @@ async fn wake(
     Ok(axum::Json(Sandbox::found(&found, id.as_str())))
 }
 
-/// What a sandbox uses.
+/// Freezes a sandbox: memory is kept, nothing runs, and any call wakes it.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/standby", tag = "sandboxes", params(("sandbox" = String, Path)),
+    responses((status = 200, body = Sandbox), Problems))]
+async fn standby(
+    State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+) -> Result<axum::Json<Sandbox>, Refusal> {
+    caller.may(Scope::Run)?;
+    let record = daemon.record(&caller, &id)?;
+    let engine = daemon.engine.clone();
+    let record = daemon.complete(async move { engine.standby(&record).await }).await?;
+    Ok(axum::Json(Sandbox::of(&record)))
+}
+
+/// Writes a sandbox to disk: it holds no memory, and any call restores it.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/hibernate", tag = "sandboxes", params(("sandbox" = String, Path)),
+    responses((status = 200, body = Sandbox), Problems))]
+async fn hibernate(
+    State(daemon): State<Arc<Daemon>>,
+    caller: Caller,
+    SandboxPath(id): SandboxPath,
+) -> Result<axum::Json<Sandbox>, Refusal> {
+    caller.may(Scope::Run)?;
+    let record = daemon.record(&caller, &id)?;
+    let engine = daemon.engine.clone();
+    let record = daemon.complete(async move { engine.hibernate(&record).await }).await?;
+    Ok(axum::Json(Sandbox::of(&record)))
+}
+
+/// What a sandbox uses; of one that sleeps, what it used when it fell asleep.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/metrics", tag = "sandboxes", params(("sandbox" = String, Path)),
     responses((status = 200, body = Usage), Problems))]
 async fn metrics(

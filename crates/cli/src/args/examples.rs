@@ -68,6 +68,26 @@ Examples:
   carrel close work --keep-workspace ./result
   carrel close --all";
 
+pub(super) const STANDBY: &str = "\
+Examples:
+  carrel standby work
+  carrel standby work --json
+
+A call that is under way stands still too, while its time passes. Where `carrel serve` runs, idle sandboxes are put into
+standby by themselves.";
+
+pub(super) const HIBERNATE: &str = "\
+Examples:
+  carrel hibernate work
+  carrel hibernate work --json
+
+Needs CRIU on the host; `carrel doctor` says whether it can be used. Refused while a call is under way.";
+
+pub(super) const WAKE: &str = "\
+Examples:
+  carrel wake work
+  carrel wake work --json";
+
 pub(super) const SHELL: &str = "\
 Examples:
   carrel shell work

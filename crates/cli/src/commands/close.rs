@@ -18,7 +18,7 @@ pub(crate) async fn run(args: &Close, context: &Context<'_>) -> Result<ExitCode,
     }
     if let (Some(_), [target]) = (&args.keep_workspace, args.names.as_slice()) {
         // The workspace of a dead sandbox may be a disk that is not mounted: that comes with its revival.
-        context.existing(target).await?;
+        context.for_files(target).await?;
     }
     let records = context.desk.list().await?;
     let _progress = Progress::start(context.output, "closing");

@@ -61,7 +61,7 @@ pub(crate) async fn run(args: &Cp, context: &Context<'_>) -> Result<ExitCode, Pr
 }
 
 async fn open(target: &Target, context: &Context<'_>) -> Result<Root, Problem> {
-    let record = context.existing(target).await?;
+    let record = context.for_files(target).await?;
     context.desk.files(&record)
 }
 

@@ -44,7 +44,17 @@ struct Facts {
     user_namespaces: BTreeMap<&'static str, String>,
     enforced: Enforced,
     interpreters: HostInterpreters,
+    /// Whether idle sandboxes can be frozen; if not, why.
+    standby: Ability,
+    /// Whether they can be written to disk.
+    hibernation: Ability,
     sandbox: Trial,
+}
+
+#[derive(Debug, Serialize)]
+struct Ability {
+    works: bool,
+    error: Option<Problem>,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,6 +102,12 @@ async fn look(args: &Doctor, context: &Looking<'_>) -> Facts {
     let system = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let uid = rustix::process::geteuid();
+    let enforced = context.engine.enforced(&context.settings.limits);
+    let ability = |error: Option<Problem>| Ability { works: error.is_none(), error };
+    let freezer = match &enforced.freezer {
+        Enforcement::Nothing(why) => Some(Problem::new(Code::Unsupported, why.clone())),
+        _ => None,
+    };
     Facts {
         carrel: env!("CARGO_PKG_VERSION"),
         kernel: format!("{} {} {}", word(system.sysname()), word(system.release()), word(system.machine())),
@@ -102,7 +118,9 @@ async fn look(args: &Doctor, context: &Looking<'_>) -> Facts {
         landlock: landlock(),
         seccomp: read("/proc/sys/kernel/seccomp/actions_avail").is_some() || status_has("Seccomp:"),
         user_namespaces: user_namespaces(),
-        enforced: context.engine.enforced(&context.settings.limits),
+        enforced,
+        standby: ability(freezer),
+        hibernation: ability(context.engine.can_hibernate().err()),
         sandbox: trial(context, &interpreters).await,
         interpreters,
     }
@@ -185,6 +203,14 @@ fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
         facts.interpreters.prefixes.iter().map(|prefix| prefix.display().to_string()).collect();
     rows.push(("prefixes", if prefixes.is_empty() { "/usr alone".to_owned() } else { prefixes.join(", ") }));
     rows.extend(enforcement(&facts.enforced).map(|(name, how)| (name, how)));
+    for (name, ability) in [("standby", &facts.standby), ("hibernation", &facts.hibernation)] {
+        let word = match &ability.error {
+            None => "yes".to_owned(),
+            Some(problem) if problem.hint.is_empty() => format!("no: {}", problem.message),
+            Some(problem) => format!("no: {} ({})", problem.message, problem.hint),
+        };
+        rows.push((name, word));
+    }
     let trial = match &facts.sandbox.error {
         None => format!("works ({} ms)", facts.sandbox.milliseconds),
         Some(_) => "cannot be made".to_owned(),

@@ -23,7 +23,7 @@ use crate::{
 };
 
 pub(crate) async fn run(args: &Files, context: &Context<'_>) -> Result<ExitCode, Problem> {
-    let record = context.existing(name(args)).await?;
+    let record = context.for_files(name(args)).await?;
     let output = context.output;
     match args {
         Files::Ls { path, depth, long, .. } => list(context, &record, guest_path(path)?, *depth, *long)?,

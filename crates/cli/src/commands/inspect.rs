@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use carrel_engine::Record;
 use carrel_proto::{
-    limits::{Enforced, Enforcement},
+    limits::{ByteSize, Enforced, Enforcement},
     message::{ExecInfo, Status, What},
     outcome::Outcome,
     problem::Problem,
@@ -19,9 +19,17 @@ use crate::{
 };
 
 pub(crate) async fn run(args: &Named, context: &Context<'_>) -> Result<ExitCode, Problem> {
-    let record = context.existing(&args.name).await?;
-    let status = context.desk.status(&record).await?;
-    let execs = context.desk.execs(&record).await?;
+    let known = context.known(&args.name).await?;
+    // What only its agent knows would wake it.
+    let (record, status, execs) = match known.state.is_asleep() {
+        true => (known, None, None),
+        false => {
+            let record = context.existing(&args.name).await?;
+            let status = context.desk.status(&record).await?;
+            let execs = context.desk.execs(&record).await?;
+            (record, Some(status), Some(execs))
+        }
+    };
     if context.output.json {
         let mut object = ls::object(&record);
         let placed = record.placed.as_ref();
@@ -32,8 +40,8 @@ pub(crate) async fn run(args: &Named, context: &Context<'_>) -> Result<ExitCode,
         context.output.object(&object)?;
         return Ok(ExitCode::SUCCESS);
     }
-    context.output.pairs(&facts(&record, &status))?;
-    if !execs.is_empty() {
+    context.output.pairs(&facts(&record, status.as_ref()))?;
+    if let Some(execs) = execs.filter(|execs| !execs.is_empty()) {
         context.output.line("")?;
         let rows: Vec<Vec<String>> = execs.iter().map(row).collect();
         context.output.table(&["EXEC", "SESSION", "WHAT", "AGE", "END"], &rows)?;
@@ -41,29 +49,46 @@ pub(crate) async fn run(args: &Named, context: &Context<'_>) -> Result<ExitCode,
     Ok(ExitCode::SUCCESS)
 }
 
-fn facts(record: &Record, status: &Status) -> Vec<(&'static str, String)> {
+fn facts(record: &Record, status: Option<&Status>) -> Vec<(&'static str, String)> {
     let spec = &record.spec;
     let limits = &spec.limits;
     let seconds = |seconds: u64| short_time(seconds.saturating_mul(1000));
-    let sessions = status.sessions.iter().map(|session| {
-        let up: Vec<&str> = session.interpreters.iter().map(|language| language.as_str()).collect();
-        if up.is_empty() { session.name.to_string() } else { format!("{} ({})", session.name, up.join(", ")) }
-    });
-    let versions = status.interpreters.iter().map(|(language, found)| match found.program.is_empty() {
-        true => format!("{} missing", language.as_str()),
-        false => format!("{} {}", language.as_str(), found.version),
-    });
     let mut facts = vec![
         ("name", ls::name(record)),
         ("id", record.id.to_string()),
         ("state", ls::state(record)),
         ("environment", spec.environment.clone()),
-        ("interpreters", versions.collect::<Vec<_>>().join(", ")),
-        ("sessions", sessions.collect::<Vec<_>>().join(", ")),
-        ("age", format!("{} of {}", short_time(status.age_ms), seconds(spec.max_lifetime_s))),
-        ("idle", format!("{} of {}", short_time(status.idle_ms), seconds(spec.idle_timeout_s))),
-        ("isolation", format!("{:?}", spec.isolation).to_lowercase()),
     ];
+    let since = |then: u64| now_ms().saturating_sub(then);
+    let (mut age, mut idle) = (since(record.created_unix_ms), since(record.used_unix_ms));
+    if let Some(status) = status {
+        let sessions = status.sessions.iter().map(|session| {
+            let up: Vec<&str> = session.interpreters.iter().map(|language| language.as_str()).collect();
+            match up.is_empty() {
+                true => session.name.to_string(),
+                false => format!("{} ({})", session.name, up.join(", ")),
+            }
+        });
+        let versions = status.interpreters.iter().map(|(language, found)| match found.program.is_empty() {
+            true => format!("{} missing", language.as_str()),
+            false => format!("{} {}", language.as_str(), found.version),
+        });
+        facts.push(("interpreters", versions.collect::<Vec<_>>().join(", ")));
+        facts.push(("sessions", sessions.collect::<Vec<_>>().join(", ")));
+        (age, idle) = (status.age_ms, status.idle_ms);
+    }
+    facts.push(("age", format!("{} of {}", short_time(age), seconds(spec.max_lifetime_s))));
+    facts.push(("idle", format!("{} of {}", short_time(idle), seconds(spec.idle_timeout_s))));
+    let never = |time: u64| if time == 0 { "never".to_owned() } else { format!("after {}", seconds(time)) };
+    facts.push(("standby", never(spec.standby_after_s)));
+    facts.push(("hibernate", never(spec.hibernate_after_s)));
+    if let Some(image) = record.image() {
+        facts.push(("image", ByteSize(image.bytes).to_string()));
+    }
+    if let Some(reason) = record.standby_reason() {
+        facts.push(("not hibernated", reason.to_owned()));
+    }
+    facts.push(("isolation", format!("{:?}", spec.isolation).to_lowercase()));
     if let Some(project) = &spec.project {
         let how = if project.writable { "writable" } else { "read-only" };
         facts.push(("project", format!("{} ({how})", project.directory.display())));
@@ -82,7 +107,12 @@ fn facts(record: &Record, status: &Status) -> Vec<(&'static str, String)> {
         None => facts.extend(values),
     }
     facts.push(("output", format!("{} kept per call", limits.output)));
-    facts.push(("execs", format!("{} under way, at most {}", status.running, limits.execs)));
+    match status {
+        Some(status) => {
+            facts.push(("execs", format!("{} under way, at most {}", status.running, limits.execs)))
+        }
+        None => facts.push(("execs", format!("at most {}", limits.execs))),
+    }
     facts
 }
 

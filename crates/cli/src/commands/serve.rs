@@ -18,6 +18,7 @@ use carrel_api::{
 use carrel_engine::{
     Engine,
     journal::{Journal, Rotation},
+    keeper::{Keeper, ROUND},
 };
 use carrel_proto::problem::{Code, Problem};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -51,6 +52,7 @@ pub(crate) async fn run(
     let engine = open_engine(&settings).await?;
     let daemon = Daemon::new(engine.clone(), options(&settings, guards)?);
     let sweeping = tokio::spawn(sweep(engine.clone()));
+    let keeping = tokio::spawn(keep(engine.clone()));
     let mut serving = tokio::spawn({
         let daemon = Arc::clone(&daemon);
         async move { daemon.serve(doors.listeners).await }
@@ -66,6 +68,8 @@ pub(crate) async fn run(
         }
     };
     sweeping.abort();
+    // At any point: what it was doing is found half done, or done.
+    keeping.abort();
     if let Some(journal) = engine.events().journal() {
         journal.flush();
     }
@@ -155,6 +159,19 @@ async fn sweep(engine: Engine) {
         ticks.tick().await;
         if let Err(problem) = engine.tidy().await {
             tracing::warn!("cleaning up: {problem}");
+        }
+    }
+}
+
+/// Puts idle sandboxes to sleep.
+async fn keep(engine: Engine) {
+    let mut keeper = Keeper::default();
+    let mut ticks = tokio::time::interval(ROUND);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(problem) = Box::pin(keeper.round(&engine)).await {
+            tracing::warn!("putting sandboxes to sleep: {problem}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 pub(crate) use carrel_engine::nearest::nearest;
+use carrel_engine::registry::{HIBERNATE_AFTER_S, STANDBY_AFTER_S};
 use carrel_proto::limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT};
 
 /// A year: longer than any sandbox should wait, and far from overflow.
@@ -14,6 +15,8 @@ pub(crate) enum Key {
     Isolation,
     IdleTimeout,
     MaxLifetime,
+    StandbyAfter,
+    HibernateAfter,
     Cpus,
     Memory,
     Pids,
@@ -55,6 +58,10 @@ pub(crate) enum Kind {
     Time {
         most: Duration,
     },
+    /// 0 is never.
+    TimeOrNever {
+        most: Duration,
+    },
     Size,
     Count,
     Cpus,
@@ -73,11 +80,13 @@ pub(crate) enum Kind {
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 22] = [
+    pub(crate) const ALL: [Key; 24] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
         Key::MaxLifetime,
+        Key::StandbyAfter,
+        Key::HibernateAfter,
         Key::Cpus,
         Key::Memory,
         Key::Pids,
@@ -107,6 +116,8 @@ impl Key {
             Key::Isolation => "isolation",
             Key::IdleTimeout => "session.idle_timeout_seconds",
             Key::MaxLifetime => "session.max_lifetime_seconds",
+            Key::StandbyAfter => "session.standby_after_seconds",
+            Key::HibernateAfter => "session.hibernate_after_seconds",
             Key::Cpus => "limits.cpus",
             Key::Memory => "limits.memory",
             Key::Pids => "limits.pids",
@@ -150,6 +161,7 @@ impl Key {
             Key::ServePublicUrl | Key::OtlpEndpoint => Kind::Url,
             Key::Isolation => Kind::Word(ISOLATION),
             Key::IdleTimeout | Key::MaxLifetime => Kind::Time { most: LONGEST },
+            Key::StandbyAfter | Key::HibernateAfter => Kind::TimeOrNever { most: LONGEST },
             Key::Timeout => Kind::Time { most: MAX_TIMEOUT },
             Key::Cpus => Kind::Cpus,
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
@@ -176,6 +188,8 @@ impl Key {
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
             Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),
+            Key::StandbyAfter => Value::Time(Duration::from_secs(STANDBY_AFTER_S)),
+            Key::HibernateAfter => Value::Time(Duration::from_secs(HIBERNATE_AFTER_S)),
             Key::Cpus => Value::Cpus(limits.cpu_millis),
             Key::Memory => Value::Size(limits.memory),
             Key::Pids => Value::Count(limits.pids),
@@ -202,6 +216,10 @@ impl Kind {
     pub(crate) fn parse(self, text: &str) -> Result<Value, String> {
         match self {
             Kind::Time { most } => time(text, most).map(Value::Time),
+            Kind::TimeOrNever { .. } if matches!(text, "0" | "0s" | "0 s" | "never") => {
+                Ok(Value::Time(Duration::ZERO))
+            }
+            Kind::TimeOrNever { most } => time(text, most).map(Value::Time),
             Kind::Size => match text.parse::<ByteSize>() {
                 Ok(ByteSize(0)) => Err("must be more than 0".to_owned()),
                 Ok(size) => Ok(Value::Size(size)),
@@ -245,6 +263,7 @@ impl Kind {
     pub(crate) fn wanted(self) -> &'static str {
         match self {
             Kind::Time { .. } => "a number of seconds",
+            Kind::TimeOrNever { .. } => "a number of seconds, or 0 for never",
             Kind::Size => "a size such as \"512MB\", or a number of bytes",
             Kind::Count => "a whole number",
             Kind::Cpus => "a number",

@@ -4,7 +4,7 @@ use carrel_proto::{id::SandboxId, message::Usage, problem::Problem};
 use rusqlite::{Row, params};
 use serde::{Deserialize, Serialize};
 
-use super::{COLUMNS, Record, Registry, failed, json, now_ms, record, signed};
+use super::{COLUMNS, Record, Registry, State, failed, json, now_ms, record, signed};
 
 /// Rows that are read at once.
 const CHUNK: u32 = 100;
@@ -46,6 +46,18 @@ impl Sleep {
             standby_reason: row.get(at + 3)?,
             usage: usage.and_then(|text| serde_json::from_str(&text).ok()),
         })
+    }
+}
+
+impl Record {
+    /// Of a hibernated sandbox.
+    pub fn image(&self) -> Option<&Image> {
+        self.sleep.image.as_ref().filter(|_| self.state == State::Hibernated)
+    }
+
+    /// Why it stays in standby; of a lost one, what was wrong with its image.
+    pub fn standby_reason(&self) -> Option<&str> {
+        self.sleep.standby_reason.as_deref()
     }
 }
 

@@ -178,7 +178,7 @@ impl Counts {
             return Ok(());
         }
         let all = engine.list()?;
-        for state in [State::Creating, State::Running, State::Lost, State::Closing] {
+        for state in State::LISTED {
             let count = all.iter().filter(|record| record.state == state).count();
             let labels = StateLabels { state: state.as_str() };
             self.sandboxes.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));

@@ -188,11 +188,14 @@ impl Onward {
         }
     }
 
-    /// The agent does not see what flows through a connection, and would end its box in the midst of a long one for being idle.
+    /// The agent does not see what flows through a connection, and would end its box in the midst of a long one for being
+    /// idle, or let it be put to sleep.
     fn keep_awake(&self) -> Task {
         let (daemon, record) = (Arc::clone(&self.daemon), self.record.clone());
-        let often =
-            Duration::from_secs(record.spec.idle_timeout_s).div_f32(3.0).max(Duration::from_millis(250));
+        let standby = Some(record.spec.standby_after_s).filter(|time| *time > 0).unwrap_or(u64::MAX);
+        let often = Duration::from_secs(record.spec.idle_timeout_s.min(standby))
+            .div_f32(3.0)
+            .max(Duration::from_millis(250));
         Task(self.daemon.tasks.spawn(async move {
             loop {
                 tokio::time::sleep(often).await;
