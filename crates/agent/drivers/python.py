@@ -439,6 +439,15 @@ def start():
     send(b'{"ready":{"version":"%d.%d.%d"}}\n' % sys.version_info[:3])
 
 
+def reseed():
+    """This process has come back from disk, and another one may have done so as well: not with the same numbers."""
+    for name in ("random", "numpy.random"):
+        try:
+            sys.modules[name].seed()
+        except BaseException:
+            pass  # not loaded, or user code has put something of its own there
+
+
 def serve():
     start()
     while True:
@@ -451,6 +460,8 @@ def serve():
             _exit(LOST)
         if "env" in request:
             change_environment(request["env"])
+        if "reseed" in request:
+            reseed()
         answer(request["id"], request["code"])
     import atexit
 

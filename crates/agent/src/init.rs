@@ -64,6 +64,8 @@ enum Order {
     KillOrphans,
     /// SIGINT for the process group of what a runner has started.
     Interrupt(i32),
+    /// Lets everything go on that was stopped while it was written to disk.
+    GoOn,
     /// Who is there: the init itself and its runners.
     Roll,
     /// Starts its own program anew, from the session's own mounts: what is written to disk must not hold on to others.
@@ -163,6 +165,14 @@ impl Init {
 
     pub(crate) fn interrupt(&self, runner: i32) {
         self.tell(&Order::Interrupt(runner));
+    }
+
+    /// Lets the session go on, wherever whoever wrote it to disk has left it: the init first, which then sees to the others.
+    pub(crate) fn go_on(&self) {
+        if let Some(pidfd) = &*self.pidfd.borrow() {
+            let _ = pidfd_send_signal(pidfd, Signal::CONT);
+        }
+        self.tell(&Order::GoOn);
     }
 
     /// The init itself, then its runners.
@@ -362,6 +372,11 @@ impl<'a> Nursery<'a> {
             Order::Interrupt(runner) => {
                 if let Some(main) = process::main_of(runner) {
                     let _ = kill_process_group(userns::pid(main), Signal::INT);
+                }
+            }
+            Order::GoOn => {
+                for pid in tree::below(getpid().as_raw_nonzero().get()) {
+                    let _ = kill_process(userns::pid(pid), Signal::CONT);
                 }
             }
             Order::Renew => return Err(self.become_new()),
