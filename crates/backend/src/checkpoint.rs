@@ -145,8 +145,7 @@ pub(crate) fn copy(
         return Err(lost("it answers something else"));
     };
     let inits = on_host(living.agent, &inits)?;
-    let written =
-        write_all(criu, living, image, &inits, &sockets, &mut talk).and_then(|()| meanwhile());
+    let written = write_all(criu, living, image, &inits, &sockets, &mut talk).and_then(|()| meanwhile());
     if written.is_err() {
         let _ = fs::remove_dir_all(image);
     }
@@ -185,7 +184,8 @@ fn write_all(
         let visit =
             visit::Visit { agent: living.agent, program: criu.program.clone(), arguments, way: Way::Write };
         let line = talk.stream.try_clone().map_err(failed("holding the line to the agent"))?;
-        run(living.program, &visit, Stdio::from(OwnedFd::from(line))).map_err(|said| refused(&directory.join("dump.log"), &said))?;
+        run(living.program, &visit, Stdio::from(OwnedFd::from(line)))
+            .map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
     }
     talk.ask(&Request::Save)?;
@@ -299,7 +299,8 @@ fn show(session: &Path, view: &Path, ids: &Ids) -> Result<PathBuf, Problem> {
             }
             let shown = place.join(&name);
             if userns_image::is_it(&name) {
-                let bytes = userns_image::with_ids(&fs::read(entry.path())?, ids).map_err(io::Error::other)?;
+                let bytes =
+                    userns_image::with_ids(&fs::read(entry.path())?, ids).map_err(io::Error::other)?;
                 fs::write(shown, bytes)?;
             } else if fs::hard_link(entry.path(), &shown).is_err() {
                 // Another file system. A symbolic link would not do: CRIU follows names when it stands in another root already.
@@ -503,6 +504,11 @@ fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> 
 /// What CRIU would not write keeps the sandbox in memory, with its reason.
 fn refused(log: &Path, said: &str) -> Problem {
     let why = last_error(log).unwrap_or_else(|| said.to_owned());
+    // What procfs says of a process that ends while it is looked at.
+    if why.contains("procfs") && (why.contains("Permission denied") || why.contains("No such")) {
+        return Problem::new(Code::Conflict, format!("a process of the sandbox was just ending: {why}"))
+            .hint("try again");
+    }
     Problem::new(Code::Unsupported, format!("the sandbox cannot be written to disk: {why}"))
         .hint("it stays in memory; what it holds (io_uring, userfaultfd, a device) is not for CRIU")
 }

@@ -28,11 +28,12 @@ use rustix::{
 };
 
 use crate::{
-    Backend, BoxRequest, IsolationLevel, Placed, memory_of, stored,
+    Backend, BoxRequest, IsolationLevel, Placed,
     checkpoint::{self, Criu, Image, Living},
-    environment, guest_programs,
+    environment, guest_programs, memory_of,
     spares::Spares,
     stages::{self, Stages},
+    stored,
 };
 
 /// How long a killed box may take to be gone.
@@ -402,13 +403,7 @@ impl Backend for Jail {
         Ok(placed)
     }
 
-    fn snapshot(
-        &self,
-        directory: &Path,
-        placed: &Placed,
-        store: &Path,
-        memory: bool,
-    ) -> Result<(), Problem> {
+    fn snapshot(&self, directory: &Path, placed: &Placed, store: &Path, memory: bool) -> Result<(), Problem> {
         if !memory {
             return stored::put_files(directory, placed.workspace, store);
         }

@@ -21,6 +21,8 @@ pub(crate) fn claim(id: &str) -> Claim {
             ephemeral: None,
         },
         labels: Labels::default(),
+        origin: None,
+        forked_from: None,
         quota: None,
     }
 }
