@@ -13,6 +13,7 @@ pub mod host;
 pub mod jail;
 pub mod link;
 pub mod port;
+mod pstree_image;
 mod spares;
 mod stages;
 mod stored;

@@ -75,7 +75,7 @@ fn other_extent(mut extent: &[u8], maps: &[Mapping]) -> Option<Vec<u8>> {
 }
 
 /// Seven bits per byte, the lowest first; the eighth says that more follow.
-fn number(bytes: &mut &[u8]) -> Option<u64> {
+pub(crate) fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..63).step_by(7) {
         let (byte, rest) = bytes.split_first()?;
@@ -88,7 +88,7 @@ fn number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-fn put(bytes: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn put(bytes: &mut Vec<u8>, mut value: u64) {
     while value > 0x7f {
         bytes.push(value.to_le_bytes()[0] | 0x80);
         value >>= 7;
