@@ -185,7 +185,7 @@ impl Agent {
         let moment = Timespec { tv_sec: i64::try_from(RENEWING.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
         let mut words = Vec::new();
         for (id, process) in &self.processes {
-            if self.sessions.get(&process.session).is_some_and(|session| session.renewed && process.renewed) {
+            if process.renewed {
                 continue;
             }
             process.runner.signal(RENEW);
@@ -352,7 +352,9 @@ impl Agent {
                 own: session.own,
                 opened: at(session.opened_ms),
                 line,
-                renewed: true,
+                // Before it is written again: CRIU's own memory, in which it comes back, is closed to whoever has only the
+                // session's rights.
+                renewed: false,
             };
             self.sessions.insert(session.name, loaded);
         }

@@ -506,11 +506,6 @@ fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> 
 /// What CRIU would not write keeps the sandbox in memory, with its reason.
 fn refused(log: &Path, said: &str) -> Problem {
     let why = last_error(log).unwrap_or_else(|| said.to_owned());
-    // What procfs says of a process that ends while it is looked at.
-    if why.contains("procfs") && (why.contains("Permission denied") || why.contains("No such")) {
-        return Problem::new(Code::Conflict, format!("a process of the sandbox was just ending: {why}"))
-            .hint("try again");
-    }
     Problem::new(Code::Unsupported, format!("the sandbox cannot be written to disk: {why}"))
         .hint("it stays in memory; what it holds (io_uring, userfaultfd, a device) is not for CRIU")
 }

@@ -227,8 +227,9 @@ impl Engine {
             }
             let taken = self.blocking(move |engine| engine.take_locked(record, lock, &id, memory)).await;
             match taken {
-                // A call is about to end, or an interpreter about to be ready.
-                Err(problem) if problem.code == Code::Conflict && Instant::now() < until => {}
+                // A call is about to end, an interpreter about to be ready, or the box about to be found dead.
+                Err(problem)
+                    if matches!(problem.code, Code::Conflict | Code::AgentLost) && Instant::now() < until => {}
                 Ok(None) if Instant::now() < until => {}
                 Ok(None) => return Err(not_running(&self.there(sandbox)?)),
                 Ok(Some(taken)) => return Ok(taken),
