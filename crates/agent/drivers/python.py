@@ -525,6 +525,15 @@ def brief(request):
         send(('{"id":%d,"brief":%s}\n' % (request["id"], held)).encode())
 
 
+def reseed():
+    """This process has come back from disk, and another one may have done so as well: not with the same numbers."""
+    for name in ("random", "numpy.random"):
+        try:
+            sys.modules[name].seed()
+        except BaseException:
+            pass  # not loaded, or user code has put something of its own there
+
+
 def serve():
     start()
     while True:
@@ -547,6 +556,8 @@ def serve():
                 continue  # taken over: the request was for the process that died
         if "env" in request:
             change_environment(request["env"])
+        if "reseed" in request:
+            reseed()
         answer(request["id"], request["code"])
         if call.undo:
             rare("keep", "UNDO")()

@@ -66,6 +66,13 @@ pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
     }
 }
 
+/// What an interpreter has to know before its next call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct News {
+    pub(crate) after_interrupt: bool,
+    pub(crate) reseed: bool,
+}
+
 /// How many calls a driver keeps so that they can be taken back, and the sandbox's memory, in which copies of it must have room.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Undo {
@@ -73,26 +80,29 @@ pub(crate) struct Undo {
     pub(crate) memory: u64,
 }
 
-#[expect(clippy::too_many_arguments, reason = "each is a field of the request")]
 /// One call. For bash the code goes to a file of this interpreter's own.
+#[expect(clippy::too_many_arguments, reason = "each is a field of the request")]
 pub(crate) fn request(
     language: Language,
     run: &str,
     interpreter: u32,
     id: u64,
     code: &str,
-    after_interrupt: bool,
+    news: News,
     changes: &Changes,
     undo: Undo,
 ) -> io::Result<Vec<u8>> {
     if language != Language::Bash {
         let mut request = json!({ "id": id, "code": code });
-        if after_interrupt && language == Language::Node {
+        if news.after_interrupt && language == Language::Node {
             request["after_interrupt"] = true.into();
         }
         if undo.calls > 0 && language == Language::Python {
             request["undo"] = undo.calls.into();
             request["memory"] = undo.memory.into();
+        }
+        if news.reseed && language == Language::Python {
+            request["reseed"] = true.into();
         }
         if let Some(changes) = variables::for_request(language, changes) {
             request["env"] = changes;
@@ -109,6 +119,11 @@ pub(crate) fn request(
         fs::write(&path, variables::for_bash(changes))?;
         // A line of its own, before the call begins: an interrupt does nothing there.
         before = format!("__carrel_load;__carrel_env {path}\n");
+    }
+    if news.reseed {
+        let mut seed = [0; 2];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+        before.push_str(&format!("__carrel_load;{{ RANDOM={};}} 2>/dev/null\n", u16::from_le_bytes(seed)));
     }
     // The empty line wakes a shell that is about to be renewed.
     Ok(format!(

@@ -41,6 +41,9 @@ pub(crate) struct Interpreter {
     pub(crate) renewing: bool,
     /// An interrupt was sent since the last request: the next one says so, see docs/drivers.md.
     pub(crate) interrupted: bool,
+    /// It has come back from disk, perhaps not for the first time: the next request has it start its generators of random
+    /// numbers anew.
+    pub(crate) reseed: bool,
     pub(crate) current: Option<u64>,
     /// A question for the brief that it has not answered yet.
     pub(crate) asked: Option<u64>,
@@ -179,6 +182,7 @@ impl Interpreter {
     pub(crate) fn load(saved: Saved, requests: OwnedFd, replies: OwnedFd) -> Self {
         Self {
             ready: true,
+            reseed: true,
             interrupted: saved.interrupted,
             untold: saved.untold,
             line: saved.line.0,
@@ -198,6 +202,7 @@ impl Interpreter {
             queue: VecDeque::new(),
             renewing: false,
             interrupted: false,
+            reseed: false,
             current: None,
             asked: None,
             untold: Changes::new(),

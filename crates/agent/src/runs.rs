@@ -155,14 +155,17 @@ impl Agent {
             .filter_map(|(stream, background)| Some((stream, background.take()?)))
             .collect();
         let language = interpreter.language;
-        let after_interrupt = std::mem::take(&mut interpreter.interrupted);
+        let news = drivers::News {
+            after_interrupt: std::mem::take(&mut interpreter.interrupted),
+            reseed: std::mem::take(&mut interpreter.reseed),
+        };
         let Some(exec) = self.execs.get_mut(&number) else { return };
         for (stream, bytes) in early {
             exec.output.push(stream, bytes);
         }
         let code = std::mem::take(&mut exec.code);
         let run = &self.config.places.run;
-        match drivers::request(language, run, id, number, &code, after_interrupt, &interpreter.untold, undo) {
+        match drivers::request(language, run, id, number, &code, news, &interpreter.untold, undo) {
             Ok(request) => {
                 interpreter.history.begin(number, &interpreter.untold);
                 interpreter.untold.clear();

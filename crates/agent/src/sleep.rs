@@ -191,7 +191,7 @@ impl Agent {
         let moment = Timespec { tv_sec: i64::try_from(RENEWING.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
         let mut words = Vec::new();
         for (id, process) in &self.processes {
-            if self.sessions.get(&process.session).is_some_and(|session| session.renewed && process.renewed) {
+            if process.renewed {
                 continue;
             }
             process.runner.signal(RENEW);
@@ -323,6 +323,11 @@ impl Agent {
         if self.preparing.take().is_none() {
             return;
         }
+        for session in self.sessions.values() {
+            if let Some(init) = &session.init {
+                init.go_on();
+            }
+        }
         let _ = fs::remove_file(self.saved_file());
         self.last_activity = Instant::now();
         // What was taken back of their input is theirs again.
@@ -355,7 +360,9 @@ impl Agent {
                 own: session.own,
                 opened: at(session.opened_ms),
                 line,
-                renewed: true,
+                // Before it is written again: CRIU's own memory, in which it comes back, is closed to whoever has only the
+                // session's rights.
+                renewed: false,
                 undo_calls: session.undo_calls,
             };
             self.sessions.insert(session.name, loaded);

@@ -28,6 +28,7 @@ mod sandboxes;
 mod scopes;
 mod server;
 mod sessions;
+mod snapshots;
 mod spec;
 mod sse;
 #[cfg(test)]
@@ -341,6 +342,7 @@ fn described() -> (Router<Arc<Daemon>>, utoipa::openapi::OpenApi) {
     OpenApiRouter::with_openapi(Document::openapi())
         .merge(sandboxes::routes())
         .merge(scopes::routes())
+        .merge(snapshots::routes())
         .merge(run::routes())
         .merge(sessions::routes())
         .merge(briefs::routes())

@@ -11,21 +11,22 @@
 //! is made anew like any other; the agent is not written, it writes down what it knows ([`carrel_proto::message::Request::Save`]).
 //! What CRIU runs as, and where it stands, is in [`carrel_jail::visit`].
 //!
-//! Until the image is whole nothing of the box is ended; whoever dies on the way leaves processes that go on, because what
-//! CRIU stopped is let go by [`go_on`] or by the next one who looks ([`crate::Backend::thaw`]).
+//! Until the image is whole nothing of the box is ended; whoever dies on the way leaves processes that go on: the agent lets go
+//! of what CRIU has stopped as soon as nobody holds the line to it on which it was told to prepare. CRIU holds it as well, so
+//! that this comes after its work, also when whoever started it is killed.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
 use carrel_jail::{
-    tree, userns,
+    userns::{self, Ids},
     visit::{self, Way},
 };
 use carrel_proto::{
@@ -34,10 +35,9 @@ use carrel_proto::{
     message::{Event, PROTOCOL, Request},
     problem::{Code, Problem},
 };
-use rustix::process::{Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::{COMPLETE, link::lost};
+use crate::{COMPLETE, link::lost, pstree_image, userns_image};
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
 const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
@@ -132,9 +132,9 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
         return Err(lost("it answers something else"));
     };
     let inits = on_host(living.agent, &inits)?;
-    let written = write_all(criu, living, image, &inits, &sockets, &mut talk);
+    let written = write_all(criu, living, image, &inits, &sockets, &mut talk)
+        .and_then(|()| sync(image).map_err(failed("writing the image")));
     if written.is_err() {
-        inits.iter().for_each(|init| go_on(*init));
         let _ = fs::remove_dir_all(image);
     }
     // The agent must not hear that its caller is gone before it is ended.
@@ -144,11 +144,23 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
     written
 }
 
-/// Lets the processes of a session go on.
-pub(crate) fn go_on(init: i32) {
-    for pid in std::iter::once(init).chain(tree::below(init)) {
-        let _ = kill_process(userns::pid(pid), Signal::CONT);
+/// Writes a box to `image`, which is made, and does `meanwhile` before its processes go on.
+pub(crate) fn copy(
+    criu: &Criu,
+    living: &Living<'_>,
+    image: &Path,
+    meanwhile: impl FnOnce() -> Result<(), Problem>,
+) -> Result<(), Problem> {
+    let mut talk = Talk::open(living.socket)?;
+    let Event::Prepared { inits, sockets } = talk.ask(&Request::PrepareSleep)? else {
+        return Err(lost("it answers something else"));
+    };
+    let inits = on_host(living.agent, &inits)?;
+    let written = write_all(criu, living, image, &inits, &sockets, &mut talk).and_then(|()| meanwhile());
+    if written.is_err() {
+        let _ = fs::remove_dir_all(image);
     }
+    written
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
@@ -187,7 +199,9 @@ fn write_all(
             way: Way::Write,
             memory: memory(),
         };
-        run(living.program, &visit).map_err(|said| refused(&directory.join("dump.log"), &said))?;
+        let line = talk.stream.try_clone().map_err(failed("holding the line to the agent"))?;
+        run(living.program, &visit, Stdio::from(OwnedFd::from(line)))
+            .map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
     }
     talk.ask(&Request::Save)?;
@@ -212,15 +226,15 @@ fn write_all(
         files,
     };
     let text = serde_json::to_vec(&manifest).map_err(Problem::internal)?;
-    let keep = || -> io::Result<()> {
-        let mut file = File::create(image.join(MANIFEST))?;
-        file.write_all(&text)?;
-        // All of it, before anything says that it is there.
-        rustix::fs::syncfs(&file)?;
-        File::create(image.join(COMPLETE))?.sync_all()?;
-        File::open(image)?.sync_all()
-    };
-    keep().map_err(failed("writing the image"))
+    fs::write(image.join(MANIFEST), text).map_err(failed("writing the image"))
+}
+
+/// All of it at once, because an image is many files; and before anything says that it is there.
+fn sync(image: &Path) -> io::Result<()> {
+    let directory = File::open(image)?;
+    rustix::fs::syncfs(&directory)?;
+    File::create(image.join(COMPLETE))?.sync_all()?;
+    directory.sync_all()
 }
 
 /// What both ways have in common.
@@ -249,6 +263,8 @@ pub(crate) fn bring_back(
     living: &Living<'_>,
     image: &Image,
     cgroups: &[PathBuf],
+    ids: &Ids,
+    view: &Path,
 ) -> Result<(), Problem> {
     for (name, place) in IN_MEMORY {
         let archive = image.directory.join(name);
@@ -262,7 +278,7 @@ pub(crate) fn bring_back(
         return Err(lost("it answers something else"));
     };
     for (number, mounts) in image.manifest.sessions.iter().enumerate() {
-        let directory = image.directory.join(number.to_string());
+        let directory = show(&image.directory.join(number.to_string()), view, ids)?;
         let mut arguments = common("restore", &directory);
         // The root, then the others in their order.
         let mut shown = vec![("/".to_owned(), true)];
@@ -286,12 +302,47 @@ pub(crate) fn bring_back(
             way: Way::BringBack(inside),
             memory: memory(),
         };
-        run(living.program, &visit).map_err(|said| {
+        run(living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
             Problem::internal(format!("bringing the processes back: {why}"))
         })?;
     }
     talk.ask(&Request::Resumed).map(drop)
+}
+
+/// The image of a session as CRIU shall find it: one image may be brought back several times at once, each time as other users,
+/// and what CRIU writes while it does so goes beside it.
+fn show(session: &Path, view: &Path, ids: &Ids) -> Result<PathBuf, Problem> {
+    let place = view.join(session.file_name().unwrap_or_default());
+    let make = || -> io::Result<()> {
+        fs::create_dir_all(&place)?;
+        for entry in fs::read_dir(session)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if is_remark(&name) {
+                continue;
+            }
+            let shown = place.join(&name);
+            if userns_image::is_it(&name) {
+                let bytes =
+                    userns_image::with_ids(&fs::read(entry.path())?, ids).map_err(io::Error::other)?;
+                fs::write(shown, bytes)?;
+            } else if name == pstree_image::NAME {
+                fs::write(shown, pstree_image::with_orphans_at_root(fs::read(entry.path())?))?;
+            } else if fs::hard_link(entry.path(), &shown).is_err() {
+                // Another file system. A symbolic link would not do: CRIU follows names when it stands in another root already.
+                fs::copy(entry.path(), shown)?;
+            }
+        }
+        Ok(())
+    };
+    make().map_err(failed("laying out the image"))?;
+    Ok(place)
+}
+
+/// What CRIU says of its own work.
+fn is_remark(name: &str) -> bool {
+    name.ends_with(".log") || name.starts_with("stats-")
 }
 
 /// Where mounts are shown to those who come back, in a view of mounts that nobody else has. Their user namespace must have a
@@ -375,11 +426,7 @@ fn sum(image: &Path) -> io::Result<BTreeMap<String, (u32, u64)>> {
                 continue;
             }
             let text = name.to_string_lossy().into_owned();
-            if text == MANIFEST
-                || text.ends_with(".log")
-                || text.starts_with("stats-")
-                || text.contains("/stats-")
-            {
+            if text == MANIFEST || is_remark(&entry.file_name().to_string_lossy()) {
                 continue;
             }
             sums.insert(text, sum_of(&entry.path())?);
@@ -464,7 +511,7 @@ fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> 
         way: Way::Files(files),
         memory: None,
     };
-    run(living.program, &visit).map_err(|said| Problem::internal(format!("{what}: {said}")))
+    run(living.program, &visit, Stdio::null()).map_err(|said| Problem::internal(format!("{what}: {said}")))
 }
 
 /// For [`visit::Visit::memory`]: one for all, ours alone. None where there is no such place.
@@ -478,13 +525,13 @@ fn memory() -> Option<PathBuf> {
 }
 
 /// Runs a visit to its end; what went wrong in words.
-fn run(agent: &Path, visit: &visit::Visit) -> Result<(), String> {
+fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> {
     let text = serde_json::to_vec(visit).map_err(|error| error.to_string())?;
     let mut child = Command::new(agent)
         .arg("visit")
         .env_clear()
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(output)
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| error.to_string())?;

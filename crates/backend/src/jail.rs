@@ -31,9 +31,10 @@ use rustix::{
 use crate::{
     Backend, BoxRequest, IsolationLevel, Placed,
     checkpoint::{self, Criu, Image, Living},
-    environment, guest_programs,
+    environment, guest_programs, memory_of,
     spares::Spares,
     stages::{self, Stages},
+    stored,
 };
 
 /// How long a killed box may take to be gone.
@@ -441,6 +442,8 @@ impl Backend for Jail {
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
         image.give_state(&spool)?;
         let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() })?;
+        let view = request.directory.join("image.view");
+        let _ = fs::remove_dir_all(&view);
         let back = || {
             let program =
                 self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
@@ -451,14 +454,60 @@ impl Backend for Jail {
                 agent: placed.pid,
             };
             let cgroups = self.hierarchy.entrances(request.id.as_str());
-            checkpoint::bring_back(&criu, &living, &image, &cgroups)
+            checkpoint::bring_back(&criu, &living, &image, &cgroups, &Self::ids(request.number), &view)
         };
-        if let Err(problem) = back() {
+        let back = back();
+        let _ = fs::remove_dir_all(&view);
+        if let Err(problem) = back {
             // What was made so far goes; the error that matters is the first one.
             let _ = self.destroy(&request.id, &request.directory, Some(&placed));
             return Err(problem);
         }
         Ok(placed)
+    }
+
+    fn snapshot(&self, directory: &Path, placed: &Placed, store: &Path, memory: bool) -> Result<(), Problem> {
+        if !memory {
+            return stored::put_files(directory, placed.workspace, store);
+        }
+        let criu = Criu::find()?;
+        let program =
+            self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
+        let living = Living {
+            socket: &self.socket(directory),
+            spool: &directory.join("spool"),
+            program: &program,
+            agent: placed.pid,
+        };
+        checkpoint::copy(&criu, &living, &memory_of(store), || {
+            stored::put_files(directory, placed.workspace, store)?;
+            stored::put_spool(directory, store)
+        })
+    }
+
+    fn snapshot_of_image(
+        &self,
+        directory: &Path,
+        placed: &Placed,
+        image: &Path,
+        store: &Path,
+    ) -> Result<(), Problem> {
+        stored::put_files(directory, placed.workspace, store)?;
+        stored::put_spool(directory, store)?;
+        stored::put_image(image, &memory_of(store))
+    }
+
+    fn unpack(&self, store: &Path, number: u32, request: &BoxRequest, memory: bool) -> Result<(), Problem> {
+        let (from, to) = (Self::ids(number), Self::ids(request.number));
+        stored::take_files(store, &request.directory, &from, &to)?;
+        if memory {
+            stored::take_spool(store, &request.directory, &from, &to)?;
+        }
+        Ok(())
+    }
+
+    fn look(&self, store: &Path) -> Result<carrel_files::Root, Problem> {
+        stored::look(store)
     }
 
     fn is_frozen(&self, id: &SandboxId, _placed: &Placed) -> bool {

@@ -13,8 +13,11 @@ pub mod host;
 pub mod jail;
 pub mod link;
 pub mod port;
+mod pstree_image;
 mod spares;
 mod stages;
+mod stored;
+mod userns_image;
 
 use std::path::{Path, PathBuf};
 
@@ -157,6 +160,48 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(cannot_hibernate())
     }
 
+    /// Copies a box into `store`, an empty directory: its files, and with `memory` everything that lives in it. It goes on
+    /// afterwards, whatever came of it, also when the caller is killed. Without `memory` nothing in the box may be writing; it
+    /// need not live. `Code::Unsupported` with a reason: memory cannot be had of this box (now).
+    fn snapshot(
+        &self,
+        _directory: &Path,
+        _placed: &Placed,
+        _store: &Path,
+        _memory: bool,
+    ) -> Result<(), Problem> {
+        Err(no_snapshots())
+    }
+
+    /// The same of a box that is in `image`.
+    fn snapshot_of_image(
+        &self,
+        _directory: &Path,
+        _placed: &Placed,
+        _image: &Path,
+        _store: &Path,
+    ) -> Result<(), Problem> {
+        Err(no_snapshots())
+    }
+
+    /// Lays the files of a store out in the directory of a request, which exists and holds no files of a box; its workspace is
+    /// then the one to go on with. The box that they were copied from had the number `number`. With `memory` for
+    /// [`Backend::restore`] from [`memory_of`] the store.
+    fn unpack(
+        &self,
+        _store: &Path,
+        _number: u32,
+        _request: &BoxRequest,
+        _memory: bool,
+    ) -> Result<(), Problem> {
+        Err(no_snapshots())
+    }
+
+    /// The files in a store, to look at.
+    fn look(&self, _store: &Path) -> Result<carrel_files::Root, Problem> {
+        Err(no_snapshots())
+    }
+
     /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
     /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem>;
@@ -171,6 +216,15 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// The workspace on the host, where files are reachable without the agent.
     fn workspace(&self, directory: &Path) -> Option<PathBuf>;
+}
+
+/// Where the image is in a store with memory.
+pub fn memory_of(store: &Path) -> PathBuf {
+    store.join("image")
+}
+
+fn no_snapshots() -> Problem {
+    Problem::new(Code::Unsupported, "this backend cannot take snapshots")
 }
 
 fn cannot_hibernate() -> Problem {

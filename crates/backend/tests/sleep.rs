@@ -182,3 +182,59 @@ async fn everything_in_a_box_comes_back_from_disk() {
         world.jail.destroy(&request.id, &request.directory, Some(&placed)).unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_box_is_copied_while_it_lives_and_the_copies_are_others() {
+    let Some(world) = World::new() else { return };
+    let request = world.request("sbx_source");
+    let placed = world.jail.create(&request).unwrap();
+    let mut link = world.line(&request).await;
+    run(&mut link, "default", Language::Python, "x = 41; open('/workspace/file', 'w').write('old')").await;
+    run(&mut link, "default", Language::Bash, "A=bash; sleep 500 & echo in memory > /tmp/kept").await;
+    drop(link);
+    let store = world.state.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    let began = std::time::Instant::now();
+    world.jail.snapshot(&request.directory, &placed, &store, true).unwrap();
+    eprintln!("copied in {:?}", began.elapsed());
+    // It goes on, and what it does from now on is its own.
+    let mut link = world.line(&request).await;
+    let on = "x += 1; open('/workspace/file', 'w').write('new'); print(x)";
+    assert_eq!(run(&mut link, "default", Language::Python, on).await, "42\n");
+    assert_eq!(run(&mut link, "default", Language::Bash, "echo $A; jobs | wc -l").await, "bash\n1\n");
+    let mut numbers = Vec::new();
+    for (number, name) in ["sbx_first", "sbx_second"].into_iter().enumerate() {
+        let other = world.request(name);
+        let other = BoxRequest {
+            number: request.number + 1 + u32::try_from(number).unwrap(),
+            workspace: Some(placed.workspace),
+            ..other
+        };
+        let began = std::time::Instant::now();
+        world.jail.unpack(&store, request.number, &other, true).unwrap();
+        let unpacked = began.elapsed();
+        let copy = world.jail.restore(&other, &carrel_backend::memory_of(&store)).unwrap();
+        eprintln!("brought back in {unpacked:?}, {:?}", began.elapsed());
+        assert_ne!(copy.owner, placed.owner);
+        let mut link = world.line(&other).await;
+        let look = "import os, random; print(x, open('/workspace/file').read(), os.stat('/workspace/file').st_uid)\n\
+                    open('/workspace/file', 'w').write('mine'); x = 0";
+        assert_eq!(run(&mut link, "default", Language::Python, look).await, "41 old 1000\n");
+        let shell = "echo $A $(cat /tmp/kept) $(jobs | wc -l) $(cat /workspace/file)";
+        assert_eq!(run(&mut link, "default", Language::Bash, shell).await, "bash in memory 1 mine\n");
+        let random = "print(random.random())";
+        numbers.push(run(&mut link, "default", Language::Python, random).await);
+        numbers.push(run(&mut link, "default", Language::Bash, "echo $RANDOM $RANDOM").await);
+        drop(link);
+        world.jail.destroy(&other.id, &other.directory, Some(&copy)).unwrap();
+    }
+    numbers.sort();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 4, "generators repeat: {numbers:?}");
+    assert_eq!(
+        run(&mut link, "default", Language::Python, "print(open('/workspace/file').read())").await,
+        "new\n"
+    );
+    drop(link);
+    world.jail.destroy(&request.id, &request.directory, Some(&placed)).unwrap();
+}

@@ -93,6 +93,24 @@ pub(crate) enum Command {
     /// Wake a sandbox that sleeps, or bring back one that died.
     #[command(after_help = ex::WAKE)]
     Wake(Named),
+    /// Save a sandbox: its files, and everything that lives in it.
+    #[command(after_help = ex::SNAPSHOT)]
+    Snapshot(SnapshotArgs),
+    /// Give a snapshot back: in place, or as a new sandbox.
+    #[command(after_help = ex::RESTORE)]
+    Restore(RestoreArgs),
+    /// Copy a living sandbox: files, interpreters, variables.
+    #[command(after_help = ex::FORK)]
+    Fork(ForkArgs),
+    /// Let a fork take the name of what it was forked from.
+    #[command(after_help = ex::ADOPT)]
+    Adopt(Named),
+    /// Show what has become of files between snapshots, or since one.
+    #[command(after_help = ex::DIFF)]
+    Diff(DiffArgs),
+    /// List and remove snapshots.
+    #[command(after_help = ex::SNAPSHOTS)]
+    Snapshots(SnapshotsArgs),
     /// An interactive shell in a sandbox.
     #[command(after_help = ex::SHELL)]
     Shell(ShellArgs),
@@ -280,6 +298,67 @@ pub(crate) struct Undo {
 pub(crate) struct Named {
     /// NAME or a sandbox id.
     pub(crate) name: Target,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotArgs {
+    /// NAME or a sandbox id.
+    pub(crate) name: Target,
+    /// A word to find it again (repeatable).
+    #[arg(long = "tag", value_name = "TAG")]
+    pub(crate) tags: Vec<String>,
+    /// Without what lives in the sandbox.
+    #[arg(long)]
+    pub(crate) files_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// A snapshot's id, or a tag: the newest with it.
+    pub(crate) snapshot: String,
+    /// As a new sandbox of this name; without it the snapshot's own sandbox becomes what it was.
+    #[arg(long = "as", value_name = "NAME")]
+    pub(crate) name: Option<Target>,
+    /// Interpreters start anew.
+    #[arg(long)]
+    pub(crate) files_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// NAME or a sandbox id.
+    pub(crate) name: Target,
+    /// So many.
+    #[arg(short = 'n', long = "count", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) count: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiffArgs {
+    /// A snapshot's id or tag, or the name of a sandbox.
+    pub(crate) from: String,
+    /// The same; without it the snapshot's sandbox as it is now.
+    pub(crate) to: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct SnapshotsArgs {
+    /// As a tree, with the sandboxes that came from them.
+    #[arg(long)]
+    pub(crate) tree: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<SnapshotsCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotsCommand {
+    /// Remove snapshots. Sandboxes that came from them stay.
+    Rm {
+        /// Ids or tags.
+        #[arg(required = true)]
+        snapshots: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -19,6 +19,7 @@ mod run;
 mod serve;
 mod shell;
 mod sleep;
+mod snapshots;
 mod token;
 mod undo;
 mod wait;
@@ -94,6 +95,12 @@ pub(crate) async fn dispatch(cli: &Cli, output: &Output) -> Result<ExitCode, Pro
         Command::Standby(args) | Command::Hibernate(args) | Command::Wake(args) => {
             sleep::run(&cli.command, args, &context).await
         }
+        Command::Snapshot(args) => snapshots::take(args, &context).await,
+        Command::Restore(args) => snapshots::restore(args, &context).await,
+        Command::Fork(args) => snapshots::fork(args, &context).await,
+        Command::Adopt(args) => snapshots::adopt(args, &context).await,
+        Command::Diff(args) => snapshots::diff(args, &context).await,
+        Command::Snapshots(args) => snapshots::run(args, &context).await,
         Command::Shell(args) => Box::pin(shell::run(args, &context)).await,
         Command::Cp(args) => cp::run(args, &context).await,
         Command::Files(args) => files::run(args, &context).await,

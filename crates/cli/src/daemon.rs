@@ -6,7 +6,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use carrel_api::rest::desk::{self, About, Answer, Ask, What};
-use carrel_engine::{Environments, Found, Owner, Record, Wish, call::AgentLink};
+use carrel_engine::{
+    Environments, Found, Owner, Record, Snapshot, Wish,
+    call::AgentLink,
+    snapshots::{Diff, Forked, RestoreWish, SnapshotWish},
+};
 use carrel_proto::{
     id::Key,
     outcome::SessionState,
@@ -120,6 +124,50 @@ impl Client {
     pub(crate) async fn list(&self) -> Result<Vec<Record>, Problem> {
         match self.ask(What::List).await? {
             Answer::All(records) => Ok(records),
+            _ => Err(strange()),
+        }
+    }
+
+    pub(crate) async fn snapshot(&self, record: &Record, wish: &SnapshotWish) -> Result<Snapshot, Problem> {
+        match self.ask(What::Snapshot { id: record.id.clone(), wish: wish.clone() }).await? {
+            Answer::Snapshot(snapshot) => Ok(*snapshot),
+            _ => Err(strange()),
+        }
+    }
+
+    pub(crate) async fn snapshots(&self) -> Result<Vec<Snapshot>, Problem> {
+        match self.ask(What::Snapshots).await? {
+            Answer::Snapshots(snapshots) => Ok(snapshots),
+            _ => Err(strange()),
+        }
+    }
+
+    pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<(), Problem> {
+        self.ask(What::DeleteSnapshot { name: name.to_owned() }).await.map(drop)
+    }
+
+    pub(crate) async fn restore(&self, name: &str, new: bool, wish: &RestoreWish) -> Result<Found, Problem> {
+        self.found(What::Restore { name: name.to_owned(), new, wish: wish.clone() }).await
+    }
+
+    pub(crate) async fn fork(&self, record: &Record, count: u32) -> Result<Forked, Problem> {
+        match self.ask(What::Fork { id: record.id.clone(), count }).await? {
+            Answer::Forked(forked) => Ok(*forked),
+            _ => Err(strange()),
+        }
+    }
+
+    pub(crate) async fn adopt(&self, record: &Record) -> Result<Record, Problem> {
+        Ok(self.found(What::Adopt { id: record.id.clone() }).await?.record)
+    }
+
+    pub(crate) async fn diff(
+        &self,
+        from: (String, Option<Key>),
+        to: Option<(String, Option<Key>)>,
+    ) -> Result<Diff, Problem> {
+        match self.ask(What::Diff { from, to }).await? {
+            Answer::Diff(diff) => Ok(diff),
             _ => Err(strange()),
         }
     }

@@ -3,9 +3,10 @@
 use std::{path::Path, time::Duration};
 
 use carrel_engine::{
-    Engine, Found, Record, Tenant, Wish,
+    Engine, Found, Record, Snapshot, Tenant, Wish,
     call::{Call, Undone, begin_on},
     files,
+    snapshots::{Diff, Forked, RestoreWish, SnapshotFilter, SnapshotWish},
 };
 use carrel_files::Root;
 use carrel_proto::{
@@ -91,6 +92,73 @@ impl Desk {
                 }
                 client.close(record).await
             }
+        }
+    }
+
+    pub(crate) async fn snapshot(&self, record: &Record, wish: &SnapshotWish) -> Result<Snapshot, Problem> {
+        match self {
+            Desk::Own(engine) => engine.snapshot(record, wish).await,
+            Desk::Daemon(client) => client.snapshot(record, wish).await,
+        }
+    }
+
+    pub(crate) async fn snapshots(&self) -> Result<Vec<Snapshot>, Problem> {
+        match self {
+            Desk::Own(engine) => engine.all_snapshots(&SnapshotFilter::default()),
+            Desk::Daemon(client) => client.snapshots().await,
+        }
+    }
+
+    pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<(), Problem> {
+        match self {
+            Desk::Own(engine) => {
+                engine.delete_snapshot(&engine.snapshot_of(&Tenant::local(), name)?, None).await
+            }
+            Desk::Daemon(client) => client.delete_snapshot(name).await,
+        }
+    }
+
+    /// As a new sandbox, or in place.
+    pub(crate) async fn restore(&self, name: &str, new: bool, wish: &RestoreWish) -> Result<Found, Problem> {
+        match self {
+            Desk::Own(engine) => {
+                let snapshot = engine.snapshot_of(&Tenant::local(), name)?;
+                match new {
+                    true => engine.restore_as(&snapshot, wish).await,
+                    false => engine.restore_in_place(&snapshot, wish).await,
+                }
+            }
+            Desk::Daemon(client) => client.restore(name, new, wish).await,
+        }
+    }
+
+    pub(crate) async fn fork(&self, record: &Record, count: u32) -> Result<Forked, Problem> {
+        match self {
+            Desk::Own(engine) => engine.fork(record, count, None, None).await,
+            Desk::Daemon(client) => client.fork(record, count).await,
+        }
+    }
+
+    pub(crate) async fn adopt(&self, record: &Record) -> Result<Record, Problem> {
+        match self {
+            Desk::Own(engine) => engine.adopt(record, None).await,
+            Desk::Daemon(client) => client.adopt(record).await,
+        }
+    }
+
+    /// Each by its name and the key that this would be.
+    pub(crate) async fn diff(
+        &self,
+        from: (String, Option<Key>),
+        to: Option<(String, Option<Key>)>,
+    ) -> Result<Diff, Problem> {
+        match self {
+            Desk::Own(engine) => {
+                let to = to.as_ref().map(|(name, key)| (name.as_str(), key.as_ref()));
+                let (from, to) = engine.sides(&Tenant::local(), (&from.0, from.1.as_ref()), to)?;
+                engine.diff(from, to).await
+            }
+            Desk::Daemon(client) => client.diff(from, to).await,
         }
     }
 

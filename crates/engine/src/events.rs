@@ -67,6 +67,14 @@ kinds! {
     /// Limits, labels or times were changed.
     SessionUpdated = "session.updated",
     SessionDeleted = "session.deleted",
+    /// A sandbox was forked; its children have events of their own.
+    SessionForked = "session.forked",
+    /// A fork has taken the key of what it was forked from.
+    SessionAdopted = "session.adopted",
+    SnapshotCreated = "snapshot.created",
+    /// In place, or as a new sandbox.
+    SnapshotRestored = "snapshot.restored",
+    SnapshotDeleted = "snapshot.deleted",
     ScopeClosed = "scope.closed",
     FileList = "session.file.list",
     FileRead = "session.file.read",

@@ -33,6 +33,7 @@ pub mod sandboxes;
 mod scopes;
 mod sessions;
 pub mod sleep;
+pub mod snapshots;
 pub mod spec;
 mod sweep;
 pub mod tenant;
@@ -52,7 +53,7 @@ pub use crate::{
     changes::Update,
     environments::{Environments, Source},
     quota::Quota,
-    registry::{Cursor, ListFilter, Owner, Page, Record, State},
+    registry::{Cursor, ListFilter, Owner, Page, Record, State, snapshots::Snapshot},
     sandboxes::{Found, Note, Wish},
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
@@ -104,7 +105,7 @@ impl Engine {
         let failed = |what: &str, error: std::io::Error| {
             Problem::internal(format!("{what} {}: {error}", settings.state.display()))
         };
-        for directory in ["sandboxes", "locks"] {
+        for directory in ["sandboxes", "locks", "snapshots"] {
             std::fs::create_dir_all(settings.state.join(directory))
                 .map_err(|error| failed("making", error))?;
         }

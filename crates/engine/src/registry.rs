@@ -7,6 +7,7 @@ mod list;
 mod schema;
 mod scopes;
 mod sleep;
+pub(crate) mod snapshots;
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +18,7 @@ use std::{
 use carrel_backend::{IsolationLevel, Placed, Project};
 use carrel_proto::{
     guest::EndReason,
-    id::{Key, SandboxId},
+    id::{Key, SandboxId, SnapshotId},
     limits::Limits,
     problem::Problem,
 };
@@ -145,6 +146,12 @@ pub struct Record {
     /// Of one that sleeps, or is being put to sleep.
     #[serde(default)]
     pub sleep: Sleep,
+    /// The snapshot that it was restored from, or that was taken of it last.
+    #[serde(default)]
+    pub origin: Option<SnapshotId>,
+    /// The sandbox that it is a fork of.
+    #[serde(default)]
+    pub forked_from: Option<SandboxId>,
 }
 
 /// A sandbox that shall be made.
@@ -156,6 +163,8 @@ pub(crate) struct Claim {
     pub(crate) spec: Spec,
     pub(crate) labels: Labels,
     pub(crate) quota: Option<Quota>,
+    pub(crate) origin: Option<SnapshotId>,
+    pub(crate) forked_from: Option<SandboxId>,
 }
 
 #[derive(Debug)]
@@ -185,7 +194,7 @@ pub(crate) fn json<T: Serialize>(value: &T) -> Result<String, Problem> {
 }
 
 const COLUMNS: &str = "id, number, tenant, key, state, spec, labels, placed, boot, reason, created_ms, used_ms, close_at_ms, \
-     image, image_made_ms, image_bytes, standby_reason, usage";
+     image, image_made_ms, image_bytes, standby_reason, usage, origin, forked_from";
 
 fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     let bad = |error: String| rusqlite::Error::ToSqlConversionFailure(error.into());
@@ -210,6 +219,9 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
         used_unix_ms: row.get::<_, i64>(11)?.unsigned_abs(),
         close_at_unix_ms: row.get::<_, Option<i64>>(12)?.map(i64::unsigned_abs),
         sleep: Sleep::read(row, 13)?,
+        // Only shown and followed: one that is no name leads nowhere.
+        origin: optional(18)?.and_then(|id| id.parse().ok()),
+        forked_from: optional(19)?.and_then(|id| id.parse().ok()),
     })
 }
 
@@ -330,8 +342,8 @@ impl Registry {
             }
             transaction
                 .prepare_cached(
-                    "INSERT INTO sandboxes (id, tenant, key, state, spec, labels, boot, created_ms, used_ms, close_at_ms)
-                     VALUES (?1, ?2, ?3, 'creating', ?4, ?5, ?6, ?7, ?7, ?8)",
+                    "INSERT INTO sandboxes (id, tenant, key, state, spec, labels, boot, created_ms, used_ms, close_at_ms,
+                     origin, forked_from) VALUES (?1, ?2, ?3, 'creating', ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10)",
                 )
                 .and_then(|mut statement| {
                     let key = claim.key.as_ref().map(Key::as_str);
@@ -344,7 +356,9 @@ impl Registry {
                         labels,
                         boot_id(),
                         now,
-                        close_at
+                        close_at,
+                        claim.origin.as_ref().map(SnapshotId::as_str),
+                        claim.forked_from.as_ref().map(SandboxId::as_str)
                     ])
                 })
                 .map_err(failed)?;

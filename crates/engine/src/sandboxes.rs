@@ -97,6 +97,8 @@ pub enum Note {
     Reopened,
     /// It was hibernated, and what was written of it could not be read back: files are as they were, interpreters are new.
     Damaged,
+    /// It comes from a snapshot without memory, or only its files were wanted: interpreters are new.
+    FilesOnly,
 }
 
 impl Note {
@@ -116,6 +118,7 @@ impl Note {
                 "the hibernated sandbox could not be restored; files are kept, interpreters start anew"
                     .to_owned()
             }
+            Note::FilesOnly => "restored from files alone; interpreters start anew".to_owned(),
             Note::Reopened => {
                 "the sandbox had been closed; files are kept, interpreters start anew".to_owned()
             }
@@ -304,16 +307,15 @@ impl Engine {
             undo_calls: if owner.is_some() { 0 } else { undo_calls.min(MAX_UNDO) },
             ephemeral: owner,
         };
-        let mut random = [0; 10];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .map_err(Problem::internal)?;
         let claim = Claim {
-            id: SandboxId::from_random(random),
+            id: SandboxId::from_random(random()?),
             tenant: wish.tenant.clone(),
             key: key.cloned(),
             spec,
             labels: wish.labels.clone(),
             quota: wish.quota,
+            origin: None,
+            forked_from: None,
         };
         let (first, caller) = (wish.first, wish.caller.clone());
         self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await
@@ -355,13 +357,7 @@ impl Engine {
         before: Option<&Placed>,
         first: Option<Language>,
     ) -> Result<Placed, Problem> {
-        let directory = self.directory(&record.id);
-        let made = self.backend.make_directory(&directory).and_then(|()| {
-            use std::os::unix::fs::PermissionsExt;
-            // Passable for the box's own ids, readable for nobody but us.
-            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711))
-        });
-        made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
+        let directory = self.make_directory(&record.id)?;
         let _ = std::fs::remove_file(directory.join("spool/ended.json"));
         if before.is_some() {
             forget_output(&directory);
@@ -369,6 +365,17 @@ impl Engine {
         let placed = self.backend.create(&self.request(record, before, first)?)?;
         self.registry.set_placed(&record.id, &placed)?;
         Ok(placed)
+    }
+
+    pub(crate) fn make_directory(&self, id: &SandboxId) -> Result<PathBuf, Problem> {
+        let directory = self.directory(id);
+        let made = self.backend.make_directory(&directory).and_then(|()| {
+            use std::os::unix::fs::PermissionsExt;
+            // Passable for the box's own ids, readable for nobody but us.
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711))
+        });
+        made.map_err(|error| Problem::internal(format!("making {}: {error}", directory.display())))?;
+        Ok(directory)
     }
 
     /// What a backend is asked for.
@@ -403,6 +410,7 @@ impl Engine {
             return Ok(None);
         };
         self.check_environment(&record, environment)?;
+        self.put_back(&record)?;
         let placed = self.place(&record, Some(&before), None)?;
         self.registry.touch(id)?;
         let note = match record.reason {
@@ -571,8 +579,15 @@ impl Engine {
     }
 }
 
+/// For a new id.
+pub(crate) fn random() -> Result<[u8; 10], Problem> {
+    let mut random = [0; 10];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(Problem::internal)?;
+    Ok(random)
+}
+
 /// The one answer for what is not there and for what is not the caller's.
-fn unknown(name: &str) -> Problem {
+pub(crate) fn unknown(name: &str) -> Problem {
     Problem::new(Code::SandboxNotFound, format!("there is no sandbox `{name}`"))
         .hint("`carrel ls` lists them; `carrel run -s NAME …` or `carrel open NAME` makes one")
 }

@@ -67,8 +67,8 @@ const IMAGE: &str = "image-";
 /// For an agent's answer whether its box may sleep. One that hangs is for callers to find.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Longer than an agent takes somebody to be arriving.
-const ARRIVING: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const ARRIVING: Duration = Duration::from_secs(5);
+pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 
 /// What came of waking.
 pub(crate) enum Woken {
@@ -175,7 +175,7 @@ impl Engine {
     }
 
     /// Asks an agent whether its box may sleep; twice, see the head of this module.
-    async fn lie_down(&self, id: &SandboxId, idle: Option<Duration>) -> Result<Rest, Problem> {
+    pub(crate) async fn lie_down(&self, id: &SandboxId, idle: Option<Duration>) -> Result<Rest, Problem> {
         let idle_ms = idle.map(|idle| u64::try_from(idle.as_millis()).unwrap_or(u64::MAX));
         let asking = async {
             let mut link = AgentLink::connect(&self.backend.socket(&self.directory(id))).await?;
@@ -242,7 +242,13 @@ impl Engine {
     }
 
     /// After a hibernation that came to nothing: frozen again, or running as before.
-    fn stay(&self, record: &Record, frozen: bool, asked: bool, problem: &Problem) -> Result<(), Problem> {
+    pub(crate) fn stay(
+        &self,
+        record: &Record,
+        frozen: bool,
+        asked: bool,
+        problem: &Problem,
+    ) -> Result<(), Problem> {
         // The image may be all that there is of it: whoever comes next finds out, by the row that names it.
         if !self.is_alive(record) {
             return Ok(());
@@ -352,6 +358,7 @@ impl Engine {
         let (Some(image), Some(before)) = (&record.sleep.image, &record.placed) else { return Ok(None) };
         let directory = self.directory(&record.id);
         let path = directory.join(&image.name);
+        self.put_back(record)?;
         // Of somebody who was killed between restoring it and writing that down.
         self.backend.destroy(&record.id, &directory, None)?;
         let restored = match path.is_dir() {
@@ -449,7 +456,7 @@ impl Engine {
         }
     }
 
-    fn there(&self, id: &SandboxId) -> Result<Record, Problem> {
+    pub(crate) fn there(&self, id: &SandboxId) -> Result<Record, Problem> {
         self.record(id)?.ok_or_else(|| {
             Problem::new(Code::SandboxNotFound, format!("there is no sandbox `{id}`"))
                 .hint("it was closed meanwhile")
@@ -467,7 +474,7 @@ fn awake(record: Record) -> Found {
     Found { record, created: false, note: None }
 }
 
-fn not_running(record: &Record) -> Problem {
+pub(crate) fn not_running(record: &Record) -> Problem {
     Problem::new(Code::Conflict, format!("the sandbox does not run: it is {}", record.state.as_str()))
         .hint("wake it first: any call does")
 }
@@ -481,7 +488,7 @@ fn too_old() -> Problem {
 }
 
 /// Puts an image on the disk, whole, and says how large it is.
-fn seal(image: &Path) -> io::Result<u64> {
+pub(crate) fn seal(image: &Path) -> io::Result<u64> {
     let complete = image.join(COMPLETE);
     if !complete.exists() {
         File::create(complete)?;

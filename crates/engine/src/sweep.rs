@@ -40,7 +40,7 @@ impl Engine {
                 known.insert(record.id);
             }
         }
-        let rest = [self.registry.sweep_scopes(), self.registry.sweep_answers()];
+        let rest = [self.registry.sweep_scopes(), self.registry.sweep_answers(), self.sweep_snapshots()];
         rest.into_iter().fold(self.sweep_strays(&known).and(first), Result::and)
     }
 

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod compare;
 mod delete;
 mod dirs;
 mod error;
@@ -38,6 +39,7 @@ mod tree;
 mod walk;
 mod write;
 
+pub use compare::{Comparison, Difference, Differences};
 pub use error::FileError;
 pub use read::FileReader;
 pub use root::{Owner, Root, Stamp};

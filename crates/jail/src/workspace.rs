@@ -132,7 +132,7 @@ pub fn attach(directory: &Path, image: &Path) -> io::Result<()> {
     }
     // The mount of a box that has just died may still be going away, which the kernel does in its own time. A second
     // device would show the image without what the first has yet to write; the same device is the same file system.
-    match device_of(image).map(|(path, _held)| mount_device(&path)) {
+    match device_of(image).map(|(path, _held)| mount_device(&path, true)) {
         Some(Ok(mount)) => put(&mount, directory),
         _ => attach_anew(directory, image),
     }
@@ -166,10 +166,10 @@ fn put(mount: &OwnedFd, directory: &Path) -> io::Result<()> {
 }
 
 /// A mount of the file system on a device that is in no directory yet.
-fn mount_device(device: &str) -> io::Result<OwnedFd> {
+fn mount_device(device: &str, writable: bool) -> io::Result<OwnedFd> {
     let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&fs, "source", device)?;
-    fsconfig_set_flag(&fs, "discard")?;
+    fsconfig_set_flag(&fs, if writable { "discard" } else { "ro" })?;
     // The sandbox's content is not worth a disk's barriers; its life is shorter than a power cut's.
     fsconfig_set_flag(&fs, "nobarrier")?;
     // A sparse file reads as zeroes: the kernel need not write them in the background.
@@ -178,23 +178,67 @@ fn mount_device(device: &str) -> io::Result<OwnedFd> {
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOATIME;
+    let attributes = if writable { attributes } else { attributes | MountAttrFlags::MOUNT_ATTR_RDONLY };
     Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
 /// The same for a file, which gets a device.
 fn mount_nowhere(image: &File) -> io::Result<OwnedFd> {
+    with_device(image, true)
+}
+
+fn with_device(image: &File, writable: bool) -> io::Result<OwnedFd> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
     // Another process may take the free device between asking and configuring: then ask again.
     for _ in 0..64 {
         let path = format!("/dev/loop{}", sys::loop_free(control.as_fd())?);
-        let Ok(device) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+        let Ok(device) = OpenOptions::new().read(true).write(writable).open(&path) else { continue };
         match sys::loop_configure(device.as_fd(), image.as_fd()) {
-            Ok(()) => return mount_device(&path),
+            Ok(()) => return mount_device(&path, writable),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::Error::other("no loop device stays free"))
+}
+
+/// How often a copy is begun anew because something was written meanwhile.
+const TRIES: usize = 5;
+
+/// Copies an image as it is at one moment, though it may be mounted at `directory`. Nothing in its box writes now; somebody
+/// outside still may, and then the device has counted it and the copy is made again.
+pub fn copy(directory: &Path, image: &Path, target: &Path) -> io::Result<()> {
+    let device = device_of(image);
+    let source = File::open(image)?;
+    let settled = || -> io::Result<Option<String>> {
+        if is_mounted(directory) {
+            syncfs(File::open(directory)?)?;
+        }
+        Ok(device.as_ref().and_then(|(path, _)| written(path)))
+    };
+    for _ in 0..TRIES {
+        let before = settled()?;
+        copy_sparse(&source, &File::create(target)?)?;
+        if settled()? == before {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other("files keep changing from outside while they are copied"))
+}
+
+/// What has been written to a device so far, and taken away from it.
+fn written(device: &str) -> Option<String> {
+    let name = device.strip_prefix("/dev/")?;
+    let text = fs::read_to_string(format!("/sys/block/{name}/stat")).ok()?;
+    let numbers: Vec<&str> = text.split_whitespace().collect();
+    Some([4, 6, 11, 13].map(|at| numbers.get(at).copied().unwrap_or("")).join(" "))
+}
+
+/// An image to look at, in no directory: gone with the last descriptor below it.
+pub fn look(image: &Path) -> io::Result<OwnedFd> {
+    let mount = with_device(&File::open(image)?, false)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(&mount, ".", flags, Mode::empty())?)
 }
 
 /// Lets go of a mounted workspace. Fine when there is none.

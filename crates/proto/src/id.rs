@@ -78,6 +78,10 @@ name_type!(
     SandboxId, "sandbox id", MAX_NAME, ""
 );
 name_type!(
+    /// `snp_…`: a saved sandbox.
+    SnapshotId, "snapshot id", MAX_NAME, ""
+);
+name_type!(
     /// One line of work inside a sandbox.
     SessionName, "session name", MAX_NAME, ""
 );
@@ -93,10 +97,7 @@ name_type!(
 impl SandboxId {
     /// An id from 80 random bits; the caller brings the randomness.
     pub fn from_random(bytes: [u8; 10]) -> Self {
-        const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
-        let bits = bytes.iter().fold(0u128, |acc, byte| acc << 8 | u128::from(*byte));
-        let tail = (0..16).map(|i| char::from(ALPHABET[(bits >> (i * 5) & 31) as usize]));
-        Self("sbx_".chars().chain(tail).collect())
+        Self(random_name("sbx_", bytes))
     }
 }
 
@@ -105,6 +106,20 @@ impl Default for SessionName {
     fn default() -> Self {
         Self::main()
     }
+}
+
+impl SnapshotId {
+    /// As of a sandbox.
+    pub fn from_random(bytes: [u8; 10]) -> Self {
+        Self(random_name("snp_", bytes))
+    }
+}
+
+fn random_name(prefix: &str, bytes: [u8; 10]) -> String {
+    const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+    let bits = bytes.iter().fold(0u128, |acc, byte| acc << 8 | u128::from(*byte));
+    let tail = (0..16).map(|i| char::from(ALPHABET[(bits >> (i * 5) & 31) as usize]));
+    prefix.chars().chain(tail).collect()
 }
 
 impl SessionName {

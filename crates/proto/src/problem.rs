@@ -45,6 +45,7 @@ codes! {
     /// The sandbox has another environment than the one asked for.
     EnvironmentMismatch = "environment_mismatch",
     SandboxNotFound = "sandbox_not_found",
+    SnapshotNotFound = "snapshot_not_found",
     SessionNotFound = "session_not_found",
     SessionExists = "session_exists",
     ExecNotFound = "exec_not_found",

@@ -14,7 +14,7 @@ use utoipa::{
 
 use crate::{
     files::{Content, GuestPath, MAX_PATH, Name, WORKSPACE},
-    id::{ExecId, Key, MAX_KEY, MAX_NAME, SandboxId, SessionName},
+    id::{ExecId, Key, MAX_KEY, MAX_NAME, SandboxId, SessionName, SnapshotId},
     problem::Code,
 };
 
@@ -66,6 +66,7 @@ macro_rules! schemas {
 }
 
 schemas! {
+    SnapshotId => name("A saved sandbox.", NAME, MAX_NAME),
     SandboxId => name("One isolated box, for its whole life.", NAME, MAX_NAME),
     SessionName => name("One line of work inside a sandbox.", NAME, MAX_NAME),
     ExecId => name("A run or an exec of one sandbox.", NAME, MAX_NAME),

@@ -157,7 +157,7 @@ fn error(problem: Problem) -> ErrorData {
         format!("{}; {}", problem.message, problem.hint)
     };
     match problem.code {
-        Code::NotFound | Code::SandboxNotFound | Code::ExecNotFound => {
+        Code::NotFound | Code::SandboxNotFound | Code::SnapshotNotFound | Code::ExecNotFound => {
             ErrorData::resource_not_found(text, data)
         }
         Code::Internal | Code::AgentLost | Code::Protocol => ErrorData::internal_error(text, data),

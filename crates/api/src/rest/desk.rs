@@ -13,7 +13,10 @@ use axum::{
     extract::State,
     routing::{get, post},
 };
-use carrel_engine::{Environments, Found, Owner, Record, Tenant, Wish};
+use carrel_engine::{
+    Engine, Environments, Found, Owner, Record, Snapshot, Tenant, Wish,
+    snapshots::{Diff, Forked, RestoreWish, SnapshotFilter, SnapshotWish},
+};
 use carrel_proto::{
     id::{Key, SandboxId},
     message::PROTOCOL,
@@ -24,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, upgrade};
 
 /// Raised with every change of what is said here.
-const DESK: u32 = 2;
+const DESK: u32 = 3;
 
 pub const ABOUT: &str = "/v1/daemon";
 pub const DESK_PATH: &str = "/v1/daemon/desk";
@@ -109,6 +112,20 @@ pub enum What {
     Close { id: SandboxId },
     /// Answered with [`Answer::All`].
     List,
+    /// Answered with [`Answer::Snapshot`].
+    Snapshot { id: SandboxId, wish: SnapshotWish },
+    /// Answered with [`Answer::Snapshots`].
+    Snapshots,
+    /// Answered with [`Answer::Done`].
+    DeleteSnapshot { name: String },
+    /// As a new sandbox, or in place. Answered with [`Answer::Found`].
+    Restore { name: String, new: bool, wish: RestoreWish },
+    /// Answered with [`Answer::Forked`].
+    Fork { id: SandboxId, count: u32 },
+    /// Answered with [`Answer::Found`].
+    Adopt { id: SandboxId },
+    /// Answered with [`Answer::Diff`].
+    Diff { from: (String, Option<Key>), to: Option<(String, Option<Key>)> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -116,6 +133,10 @@ pub enum What {
 pub enum Answer {
     Found(Box<Found>),
     All(Vec<Record>),
+    Snapshot(Box<Snapshot>),
+    Snapshots(Vec<Snapshot>),
+    Forked(Box<Forked>),
+    Diff(Diff),
     Done,
 }
 
@@ -170,5 +191,45 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
             }
             Answer::All(engine.list()?)
         }
+        what => return of_snapshots(&engine, what).await,
+    })
+}
+
+async fn of_snapshots(engine: &Engine, what: What) -> Result<Answer, Problem> {
+    let local = Tenant::local();
+    let caller: Option<Arc<str>> = Some(Arc::from("local"));
+    let known = |id: &SandboxId| engine.known_of(&local, id.as_str(), None);
+    Ok(match what {
+        What::Snapshot { id, wish } => {
+            let wish = SnapshotWish { caller, ..wish };
+            Answer::Snapshot(Box::new(engine.snapshot(&known(&id)?, &wish).await?))
+        }
+        What::Snapshots => Answer::Snapshots(engine.all_snapshots(&SnapshotFilter::default())?),
+        What::DeleteSnapshot { name } => {
+            engine.delete_snapshot(&engine.snapshot_of(&local, &name)?, caller).await?;
+            Answer::Done
+        }
+        What::Restore { name, new, wish } => {
+            let snapshot = engine.snapshot_of(&local, &name)?;
+            let wish = RestoreWish { caller, ..wish };
+            Answer::Found(Box::new(match new {
+                true => engine.restore_as(&snapshot, &wish).await?,
+                false => engine.restore_in_place(&snapshot, &wish).await?,
+            }))
+        }
+        What::Fork { id, count } => {
+            Answer::Forked(Box::new(engine.fork(&known(&id)?, count, None, caller).await?))
+        }
+        What::Adopt { id } => {
+            let record = engine.adopt(&known(&id)?, caller).await?;
+            Answer::Found(Box::new(Found { record, created: false, note: None }))
+        }
+        What::Diff { from, to } => {
+            let to = to.as_ref().map(|(name, key)| (name.as_str(), key.as_ref()));
+            let (from, to) = engine.sides(&local, (&from.0, from.1.as_ref()), to)?;
+            Answer::Diff(engine.diff(from, to).await?)
+        }
+        // All others have been answered.
+        _ => Answer::Done,
     })
 }

@@ -200,7 +200,7 @@ impl Place {
 }
 
 /// `user:OWNER:NAME` of the caller.
-fn own_key(caller: &Caller, name: &str) -> Result<Key, Refusal> {
+pub(crate) fn own_key(caller: &Caller, name: &str) -> Result<Key, Refusal> {
     let name = name.parse().map_err(|error: carrel_proto::id::BadName| {
         bad(error.to_string().replace("session name", "sandbox name"))
     })?;

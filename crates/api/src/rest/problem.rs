@@ -103,9 +103,11 @@ pub(crate) fn status(code: Code) -> StatusCode {
         | Code::PathOutside => StatusCode::BAD_REQUEST,
         Code::Unauthorized => StatusCode::UNAUTHORIZED,
         Code::Forbidden | Code::Permission => StatusCode::FORBIDDEN,
-        Code::SandboxNotFound | Code::SessionNotFound | Code::ExecNotFound | Code::NotFound => {
-            StatusCode::NOT_FOUND
-        }
+        Code::SandboxNotFound
+        | Code::SnapshotNotFound
+        | Code::SessionNotFound
+        | Code::ExecNotFound
+        | Code::NotFound => StatusCode::NOT_FOUND,
         Code::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Code::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
         Code::Conflict

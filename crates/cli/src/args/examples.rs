@@ -67,6 +67,38 @@ Examples:
   carrel inspect work
   carrel inspect sbx_abcdefghijkmnpqr --json";
 
+pub(super) const SNAPSHOT: &str = "\
+Examples:
+  carrel snapshot work
+  carrel snapshot work --tag before-upgrade
+  carrel snapshot work --files-only --json";
+
+pub(super) const RESTORE: &str = "\
+Examples:
+  carrel restore snp_abcdefghijkmnpqr            the sandbox becomes what it was
+  carrel restore before-upgrade --as second      a new sandbox beside it";
+
+pub(super) const FORK: &str = "\
+Examples:
+  carrel fork work -n 3
+  for name in $(carrel fork work -n 3); do carrel run -s $name 'attempt()'; done";
+
+pub(super) const ADOPT: &str = "\
+Examples:
+  carrel adopt work-2                            work-2 is `work` now, and what was `work` is `work-2`";
+
+pub(super) const DIFF: &str = "\
+Examples:
+  carrel diff before-upgrade                     since then, in its own sandbox
+  carrel diff before-upgrade work
+  carrel diff snp_abcdefghijkmnpqr snp_stuvwxyz23456789 --json";
+
+pub(super) const SNAPSHOTS: &str = "\
+Examples:
+  carrel snapshots
+  carrel snapshots --tree
+  carrel snapshots rm before-upgrade";
+
 pub(super) const OPEN: &str = "\
 Examples:
   carrel open work

@@ -32,6 +32,16 @@ pub struct ListFilter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor(u32);
 
+impl Cursor {
+    pub(super) fn at(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+}
+
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "c1{:08x}", self.0)

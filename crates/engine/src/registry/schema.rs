@@ -6,7 +6,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::failed;
 
 /// Raised with every change of the tables.
-const SCHEMA: i64 = 3;
+const SCHEMA: i64 = 4;
 
 /// From nothing to 1.
 const FIRST: &str = "
@@ -101,6 +101,26 @@ const SLEEP: &str = "
     ALTER TABLE sandboxes ADD COLUMN usage TEXT;
     PRAGMA user_version = 3;";
 
+/// From 3 to 4: snapshots. Numbers are never used again, so that pages stay in order.
+const SNAPSHOTS: &str = "
+    ALTER TABLE sandboxes ADD COLUMN origin TEXT;
+    ALTER TABLE sandboxes ADD COLUMN forked_from TEXT;
+    CREATE TABLE snapshots (
+        number  INTEGER PRIMARY KEY AUTOINCREMENT,
+        id      TEXT NOT NULL UNIQUE,
+        tenant  TEXT NOT NULL,
+        sandbox TEXT NOT NULL,
+        key     TEXT,
+        parent  TEXT,
+        tags    TEXT NOT NULL,
+        made_ms INTEGER NOT NULL,
+        bytes   INTEGER NOT NULL,
+        content TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX snapshots_by_tenant ON snapshots (tenant, number);
+    CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, number);
+    PRAGMA user_version = 4;";
+
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     let version =
         |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
@@ -117,7 +137,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     // Another process may have been first.
     let found = version(&transaction).map_err(failed)?;
-    for (from, step) in [FIRST, TENANTS, SLEEP].into_iter().enumerate() {
+    for (from, step) in [FIRST, TENANTS, SLEEP, SNAPSHOTS].into_iter().enumerate() {
         if usize::try_from(found).is_ok_and(|found| found <= from) {
             transaction.execute_batch(step).map_err(failed)?;
         }

@@ -22,6 +22,8 @@ pub(crate) fn claim(id: &str) -> Claim {
             ephemeral: None,
         },
         labels: Labels::default(),
+        origin: None,
+        forked_from: None,
         quota: None,
     }
 }

@@ -74,6 +74,10 @@ class SandboxNotFound(NotFound):
     default_code = "sandbox_not_found"
 
 
+class SnapshotNotFound(NotFound):
+    default_code = "snapshot_not_found"
+
+
 class SessionNotFound(NotFound):
     default_code = "session_not_found"
 
@@ -231,6 +235,7 @@ _BY_CODE: Dict[str, Type[CarrelError]] = {
         NotFound,
         SandboxNotFound,
         SessionNotFound,
+        SnapshotNotFound,
         ExecNotFound,
         Conflict,
         AlreadyExists,

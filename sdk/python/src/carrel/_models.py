@@ -90,6 +90,83 @@ class SandboxInfo:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """A saved sandbox. Without `memory` it has only files, and `reason` says why."""
+
+    id: str
+    sandbox: str
+    key: Optional[str]
+    parent: Optional[str]
+    tags: List[str]
+    made_unix_ms: int
+    bytes: int
+    memory: bool
+    reason: Optional[str]
+    environment: Optional[str]
+
+    @staticmethod
+    def parse(value: Json) -> Snapshot:
+        return Snapshot(
+            id=str(value["id"]),
+            sandbox=str(value["sandbox"]),
+            key=value.get("key"),
+            parent=value.get("parent"),
+            tags=list(value.get("tags") or []),
+            made_unix_ms=int(value.get("made_unix_ms") or 0),
+            bytes=int(value.get("bytes") or 0),
+            memory=bool(value.get("memory")),
+            reason=value.get("reason"),
+            environment=value.get("environment"),
+        )
+
+
+@dataclass(frozen=True)
+class FileChange:
+    path: str
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """`count` is of all of them, `files` has the first 1000."""
+
+    count: int
+    files: List[FileChange]
+
+    @staticmethod
+    def parse(value: Json) -> FileChanges:
+        files = [FileChange(str(one["path"]), str(one["kind"]), int(one["size"])) for one in value.get("files") or []]
+        return FileChanges(int(value.get("count") or 0), files)
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What has become of files."""
+
+    added: FileChanges
+    changed: FileChanges
+    removed: FileChanges
+
+    @staticmethod
+    def parse(value: Json) -> Diff:
+        return Diff(*(FileChanges.parse(value[name]) for name in ("added", "changed", "removed")))
+
+
+@dataclass(frozen=True)
+class ForkCost:
+    """What a fork took: its time after the copy, and what it holds of its own on disk and in memory."""
+
+    duration_ms: int
+    disk_bytes: int
+    memory_bytes: int
+
+    @staticmethod
+    def parse(value: Json) -> ForkCost:
+        return ForkCost(int(value["duration_ms"]), int(value["disk_bytes"]), int(value["memory_bytes"]))
+
+
+@dataclass(frozen=True)
 class Metrics:
     memory: Optional[int]
     peak_memory: Optional[int]

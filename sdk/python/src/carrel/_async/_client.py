@@ -8,6 +8,7 @@ from typing import Any, AsyncIterator, List, Mapping, Optional, Sequence, Type, 
 import httpx
 
 from .._build import (
+    create,
     delete,
     get,
     list_sandboxes,
@@ -22,7 +23,7 @@ from .._build import (
 )
 from .._config import find
 from .._errors import SandboxNotFound
-from .._models import Closed, Environment, Event, Limits, Quota, SandboxInfo, Token, Whoami
+from .._models import Closed, Diff, Environment, Event, Limits, Quota, SandboxInfo, Snapshot, Token, Whoami
 from .._result import Display, Result
 from .._stream import follow_events
 from ._http import AsyncHttp
@@ -60,6 +61,7 @@ class AsyncCarrel:
         self._http = AsyncHttp(place, timeout=timeout, retries=retries, resume_for=resume_for, transport=transport)
         self._own_http = _own_http
         self.sandboxes = AsyncSandboxes(self._http)
+        self.snapshots = AsyncSnapshots(self._http)
         self.scopes = AsyncScopes(self._http)
         self.tokens = AsyncTokens(self._http)
 
@@ -211,6 +213,42 @@ class AsyncSandboxes:
         if not found:
             raise SandboxNotFound(f"there is no sandbox `{sandbox}`", status=404)
         return found[0]
+
+
+class AsyncSnapshots:
+    """`client.snapshots`. A snapshot is named by its id, or by a tag: the newest with it."""
+
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self, *, sandbox: Optional[str] = None, tag: Optional[str] = None) -> List[Snapshot]:
+        found = await self._http.pages(get("/v1/snapshots", [("sandbox", sandbox), ("tag", tag)]))
+        return [Snapshot.parse(one) for one in found]
+
+    async def get(self, snapshot: str) -> Snapshot:
+        return Snapshot.parse(await self._http.json(get(f"/v1/snapshots/{segment(snapshot)}")))
+
+    async def delete(self, snapshot: str) -> None:
+        """Sandboxes that came from it stay."""
+        await self._http.reply(delete(f"/v1/snapshots/{segment(snapshot)}"))
+
+    async def restore(
+        self,
+        snapshot: str,
+        *,
+        new: bool = False,
+        name: Optional[str] = None,
+        key: Optional[str] = None,
+        files_only: bool = False,
+    ) -> AsyncSandbox:
+        """As a new sandbox, if that is asked for or one is named; else its own sandbox becomes what it was."""
+        body = present(new=new, name=name, key=key, files_only=files_only)
+        value = await self._http.json(create(f"/v1/snapshots/{segment(snapshot)}/restore", body))
+        return AsyncSandbox(self._http, SandboxInfo.parse(value))
+
+    async def diff(self, old: str, new: Optional[str] = None) -> Diff:
+        """Files between two snapshots, or a snapshot and a sandbox: by default its own, as it is now."""
+        return Diff.parse(await self._http.json(get("/v1/diff", [("from", old), ("to", new)])))
 
 
 class AsyncScopes:

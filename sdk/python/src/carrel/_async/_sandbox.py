@@ -21,7 +21,7 @@ from .._build import (
     update_body,
 )
 from .._errors import CarrelError, InvalidArgument, SandboxNotFound, SessionExists, SessionNotFound
-from .._models import Brief, Limits, Metrics, SandboxInfo, SessionInfo, Undone
+from .._models import Brief, ForkCost, Limits, Metrics, SandboxInfo, SessionInfo, Snapshot, Undone
 from .._output import DEFAULT_MAX_OUTPUT
 from .._result import Display, ExecInfo, Json, Result
 from .._stream import FollowExec
@@ -58,6 +58,7 @@ class AsyncSandbox:
         self._own_http = own_http
         self.info = info
         self.id = info.id
+        self.cost: Optional[ForkCost] = None
         self._path = sandbox_path(info.id)
         self.files = AsyncFiles(http, info.id)
         self.ports = AsyncPorts(http, info.id)
@@ -208,6 +209,25 @@ class AsyncSandbox:
     async def wake(self) -> SandboxInfo:
         """Alive when this returns; `note` says what had become of it."""
         return self._told(await self._http.json(post(self._path + "/wake", repeatable=True)))
+
+    async def snapshot(self, *, tags: Sequence[str] = (), files_only: bool = False) -> Snapshot:
+        """Saves it: files, and everything that lives in it. It goes on."""
+        body = {"tags": list(tags), "files_only": files_only}
+        return Snapshot.parse(await self._http.json(create(self._path + "/snapshots", body)))
+
+    async def fork(self, count: int = 1) -> List[AsyncSandbox]:
+        """Copies of it with interpreters, variables and files as they are; `cost` of each says what it took."""
+        value = await self._http.json(create(self._path + "/fork", {"count": count}))
+        forks = []
+        for one in value["forks"]:
+            fork = AsyncSandbox(self._http, SandboxInfo.parse(one["sandbox"]))
+            fork.cost = ForkCost.parse(one)
+            forks.append(fork)
+        return forks
+
+    async def adopt(self) -> SandboxInfo:
+        """This fork takes the key of what it was forked from, which gets this one's."""
+        return self._told(await self._http.json(post(self._path + "/adopt")))
 
     async def close(self, *, delete_workspace: bool = True) -> None:
         """Ends it. With `delete_workspace=False` its files stay, and the next call brings it back over them."""

@@ -9,6 +9,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Type, Union
 import httpx
 
 from .._build import (
+    create,
     delete,
     get,
     list_sandboxes,
@@ -23,7 +24,7 @@ from .._build import (
 )
 from .._config import find
 from .._errors import SandboxNotFound
-from .._models import Closed, Environment, Event, Limits, Quota, SandboxInfo, Token, Whoami
+from .._models import Closed, Diff, Environment, Event, Limits, Quota, SandboxInfo, Snapshot, Token, Whoami
 from .._result import Display, Result
 from .._stream import follow_events
 from ._http import Http
@@ -61,6 +62,7 @@ class Carrel:
         self._http = Http(place, timeout=timeout, retries=retries, resume_for=resume_for, transport=transport)
         self._own_http = _own_http
         self.sandboxes = Sandboxes(self._http)
+        self.snapshots = Snapshots(self._http)
         self.scopes = Scopes(self._http)
         self.tokens = Tokens(self._http)
 
@@ -212,6 +214,42 @@ class Sandboxes:
         if not found:
             raise SandboxNotFound(f"there is no sandbox `{sandbox}`", status=404)
         return found[0]
+
+
+class Snapshots:
+    """`client.snapshots`. A snapshot is named by its id, or by a tag: the newest with it."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self, *, sandbox: Optional[str] = None, tag: Optional[str] = None) -> List[Snapshot]:
+        found = self._http.pages(get("/v1/snapshots", [("sandbox", sandbox), ("tag", tag)]))
+        return [Snapshot.parse(one) for one in found]
+
+    def get(self, snapshot: str) -> Snapshot:
+        return Snapshot.parse(self._http.json(get(f"/v1/snapshots/{segment(snapshot)}")))
+
+    def delete(self, snapshot: str) -> None:
+        """Sandboxes that came from it stay."""
+        self._http.reply(delete(f"/v1/snapshots/{segment(snapshot)}"))
+
+    def restore(
+        self,
+        snapshot: str,
+        *,
+        new: bool = False,
+        name: Optional[str] = None,
+        key: Optional[str] = None,
+        files_only: bool = False,
+    ) -> Sandbox:
+        """As a new sandbox, if that is asked for or one is named; else its own sandbox becomes what it was."""
+        body = present(new=new, name=name, key=key, files_only=files_only)
+        value = self._http.json(create(f"/v1/snapshots/{segment(snapshot)}/restore", body))
+        return Sandbox(self._http, SandboxInfo.parse(value))
+
+    def diff(self, old: str, new: Optional[str] = None) -> Diff:
+        """Files between two snapshots, or a snapshot and a sandbox: by default its own, as it is now."""
+        return Diff.parse(self._http.json(get("/v1/diff", [("from", old), ("to", new)])))
 
 
 class Scopes:

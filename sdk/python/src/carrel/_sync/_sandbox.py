@@ -22,7 +22,7 @@ from .._build import (
     update_body,
 )
 from .._errors import CarrelError, InvalidArgument, SandboxNotFound, SessionExists, SessionNotFound
-from .._models import Brief, Limits, Metrics, SandboxInfo, SessionInfo, Undone
+from .._models import Brief, ForkCost, Limits, Metrics, SandboxInfo, SessionInfo, Snapshot, Undone
 from .._output import DEFAULT_MAX_OUTPUT
 from .._result import Display, ExecInfo, Json, Result
 from .._stream import FollowExec
@@ -59,6 +59,7 @@ class Sandbox:
         self._own_http = own_http
         self.info = info
         self.id = info.id
+        self.cost: Optional[ForkCost] = None
         self._path = sandbox_path(info.id)
         self.files = Files(http, info.id)
         self.ports = Ports(http, info.id)
@@ -209,6 +210,25 @@ class Sandbox:
     def wake(self) -> SandboxInfo:
         """Alive when this returns; `note` says what had become of it."""
         return self._told(self._http.json(post(self._path + "/wake", repeatable=True)))
+
+    def snapshot(self, *, tags: Sequence[str] = (), files_only: bool = False) -> Snapshot:
+        """Saves it: files, and everything that lives in it. It goes on."""
+        body = {"tags": list(tags), "files_only": files_only}
+        return Snapshot.parse(self._http.json(create(self._path + "/snapshots", body)))
+
+    def fork(self, count: int = 1) -> List[Sandbox]:
+        """Copies of it with interpreters, variables and files as they are; `cost` of each says what it took."""
+        value = self._http.json(create(self._path + "/fork", {"count": count}))
+        forks = []
+        for one in value["forks"]:
+            fork = Sandbox(self._http, SandboxInfo.parse(one["sandbox"]))
+            fork.cost = ForkCost.parse(one)
+            forks.append(fork)
+        return forks
+
+    def adopt(self) -> SandboxInfo:
+        """This fork takes the key of what it was forked from, which gets this one's."""
+        return self._told(self._http.json(post(self._path + "/adopt")))
 
     def close(self, *, delete_workspace: bool = True) -> None:
         """Ends it. With `delete_workspace=False` its files stay, and the next call brings it back over them."""

@@ -1,0 +1,413 @@
+//! Snapshots become sandboxes again: in place, as new ones, as forks.
+
+use std::{fs, io, path::Path, sync::Arc, time::Instant};
+
+use carrel_backend::{BoxRequest, Placed, memory_of};
+use carrel_proto::{
+    id::{Key, SandboxId, SessionName, SnapshotId},
+    outcome::SessionState,
+    problem::{Code, Problem},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Content, Snapshot, occupied};
+use crate::{
+    Engine, Found, Note, Quota, Record, State,
+    events::{Event, Kind},
+    lock::Lock,
+    registry::{Claim, boot_id},
+    sandboxes::{random, remove_tree},
+    sleep::{ARRIVING, PAUSE, not_running},
+    tenant::Tenant,
+};
+
+/// Forks of one call. Each is a box of its own, with memory of its own.
+pub const MAX_FORKS: u32 = 100;
+/// Numbers that are tried for the name of a fork.
+const NAMES: u32 = 10_000;
+/// Where the files of a sandbox are while a snapshot takes their place.
+const BEFORE: &str = "before";
+const FILES: [&str; 3] = ["workspace.ext4", "workspace", "spool"];
+
+/// What a caller wants of a snapshot.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RestoreWish {
+    /// Of a new sandbox; `None`: one without a key.
+    pub key: Option<Key>,
+    /// Only the files: interpreters start anew.
+    pub files_only: bool,
+    #[serde(skip)]
+    pub tenant: Tenant,
+    #[serde(skip)]
+    pub quota: Option<Quota>,
+    #[serde(skip)]
+    pub caller: Option<Arc<str>>,
+}
+
+/// A fork and what it cost.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Fork {
+    pub record: Record,
+    /// From the copy to the running box.
+    pub duration_ms: u64,
+    /// What it takes on disk that it does not share.
+    pub disk_bytes: u64,
+    /// The memory of its processes. Pages of files are shared; those that its parent had written to are copies.
+    pub memory_bytes: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Forked {
+    pub forks: Vec<Fork>,
+    /// For so long the sandbox stood still to be copied.
+    pub copy_ms: u64,
+    pub memory: bool,
+    /// Why they have only the files.
+    pub reason: Option<String>,
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn failed(error: io::Error) -> Problem {
+    Problem::internal(format!("restoring: {error}"))
+}
+
+/// What every new sandbox of a snapshot or fork has in common.
+struct Heir<'a> {
+    store: &'a Path,
+    content: &'a Content,
+    memory: bool,
+}
+
+impl Engine {
+    /// A new sandbox from a snapshot. An error leaves nothing of it.
+    pub async fn restore_as(&self, snapshot: &Snapshot, wish: &RestoreWish) -> Result<Found, Problem> {
+        let (snapshot, wish) = (snapshot.clone(), wish.clone());
+        self.environments().source(&snapshot.content.spec.environment)?;
+        self.blocking(move |engine| {
+            let began = Instant::now();
+            let (store, _held) = engine.hold(&snapshot)?;
+            let memory = snapshot.content.memory && !wish.files_only;
+            let heir = Heir { store: &store, content: &snapshot.content, memory };
+            let claim = Claim {
+                id: SandboxId::from_random(random()?),
+                tenant: wish.tenant.clone(),
+                key: wish.key.clone(),
+                spec: snapshot.content.spec.clone(),
+                labels: snapshot.content.labels.clone(),
+                quota: wish.quota,
+                origin: Some(snapshot.id.clone()),
+                forked_from: None,
+            };
+            let record = engine.inherit(&heir, &claim)?.ok_or_else(|| taken(wish.key.as_ref()))?;
+            engine.note_restored(&record, began, &wish.caller, "new");
+            Ok(Found { record, created: true, note: note(memory) })
+        })
+        .await
+    }
+
+    /// `None`: the key is taken.
+    fn inherit(&self, heir: &Heir<'_>, claim: &Claim) -> Result<Option<Record>, Problem> {
+        self.backend.expect();
+        let lock = Lock::take_new(&self.settings.state, &claim.id)?;
+        let record = match self.registry.claim(claim) {
+            Ok(Some(record)) => record,
+            refused => {
+                lock.discard();
+                return refused;
+            }
+        };
+        let placed = self.make_directory(&record.id).and_then(|_| self.fill(heir, &record));
+        match placed {
+            Ok(placed) => Ok(Some(Record { state: State::Running, placed: Some(placed), ..record })),
+            Err(problem) => {
+                self.erase(&record.id, None, lock)?;
+                Err(problem)
+            }
+        }
+    }
+
+    /// Makes the box of a row, whose lock is held and whose directory is empty.
+    fn fill(&self, heir: &Heir<'_>, record: &Record) -> Result<Placed, Problem> {
+        let request = self.request(record, None, None)?;
+        let request = BoxRequest { workspace: Some(heir.content.workspace), ..request };
+        self.backend.unpack(heir.store, heir.content.number, &request, heir.memory)?;
+        let placed = if heir.memory {
+            self.backend.restore(&request, &memory_of(heir.store)).map_err(of_snapshot)?
+        } else {
+            self.backend.create(&request)?
+        };
+        self.registry.set_placed(&record.id, &placed)?;
+        Ok(placed)
+    }
+
+    fn note_restored(&self, record: &Record, began: Instant, caller: &Option<Arc<str>>, way: &'static str) {
+        let mut event = Event::of(Kind::SnapshotRestored, record).caller(caller.clone()).detail(way);
+        event.duration_ms = Some(millis(began));
+        self.note(event);
+    }
+
+    /// The sandbox of a snapshot becomes what it was then. An error leaves it as it is.
+    pub async fn restore_in_place(&self, snapshot: &Snapshot, wish: &RestoreWish) -> Result<Found, Problem> {
+        let began = Instant::now();
+        let (lock, record) = self.lay_aside(snapshot).await?;
+        let (snapshot, wish) = (snapshot.clone(), wish.clone());
+        self.blocking(move |engine| {
+            let _lock = lock;
+            let (store, _held) = engine.hold(&snapshot)?;
+            let memory = snapshot.content.memory && !wish.files_only;
+            let heir = Heir { store: &store, content: &snapshot.content, memory };
+            let spec = snapshot.content.spec.clone();
+            let record = Record { spec: spec.clone(), ..record };
+            let replaced = engine
+                .registry
+                .set_spec(&record.tenant, &record.id, &spec, &record.labels, wish.quota.as_ref())
+                .and_then(|()| engine.move_away(&record).map_err(failed))
+                .and_then(|()| engine.fill(&heir, &record));
+            let placed = match replaced {
+                Ok(placed) => placed,
+                Err(problem) => {
+                    engine.put_back(&record)?;
+                    return Err(problem.state(SessionState::Preserved));
+                }
+            };
+            // From here on the row says that it runs, and what was before is nobody's.
+            let _ = remove_tree(&engine.directory(&record.id).join(BEFORE));
+            engine.remove_images(&record, None);
+            engine.registry.set_origin(&record.id, &snapshot.id)?;
+            engine.registry.touch(&record.id)?;
+            let record = Record {
+                state: State::Running,
+                placed: Some(placed),
+                boot: boot_id().to_owned(),
+                reason: None,
+                sleep: crate::registry::Sleep::default(),
+                origin: Some(snapshot.id.clone()),
+                ..record
+            };
+            engine.note_restored(&record, began, &wish.caller, "in place");
+            Ok(Found { record, created: false, note: note(memory) })
+        })
+        .await
+    }
+
+    /// The sandbox of a snapshot, asleep on disk or lost, and its lock.
+    async fn lay_aside(&self, snapshot: &Snapshot) -> Result<(Lock, Record), Problem> {
+        let until = Instant::now() + ARRIVING;
+        loop {
+            let lock = self.lock(&snapshot.sandbox).await?;
+            let found = self.record(&snapshot.sandbox)?.filter(|record| snapshot.tenant == record.tenant);
+            let Some(record) = found else {
+                return Err(Problem::new(
+                    Code::SandboxNotFound,
+                    format!("the sandbox `{}` of the snapshot is gone", snapshot.sandbox),
+                )
+                .hint("restore it as a new one: `carrel restore SNAPSHOT --as NAME`"));
+            };
+            match record.state {
+                State::Hibernated | State::Lost => return Ok((lock, record)),
+                State::Running | State::Standby if !self.is_alive(&record) => {
+                    self.blocking(move |engine| engine.settle(&record.id, lock).map(drop)).await?;
+                }
+                State::Running | State::Standby => {
+                    let written = match self.blocking(|engine| engine.can_hibernate()).await {
+                        Ok(()) => self.write_out(record.clone(), lock, true).await.map(drop),
+                        Err(problem) => {
+                            drop(lock);
+                            Err(problem)
+                        }
+                    };
+                    match written {
+                        Ok(()) => {}
+                        // What cannot be kept is ended: that was asked for. Its files are kept until the new ones are there.
+                        Err(problem) if problem.code == Code::Unsupported => self.stop(&record).await?,
+                        Err(problem) if problem.code == Code::Conflict && Instant::now() < until => {
+                            tokio::time::sleep(PAUSE).await;
+                        }
+                        Err(problem) => return Err(problem),
+                    }
+                }
+                _ => return Err(not_running(&record)),
+            }
+        }
+    }
+
+    fn move_away(&self, record: &Record) -> io::Result<()> {
+        let directory = self.directory(&record.id);
+        self.put_back(record).map_err(io::Error::other)?;
+        self.backend.destroy(&record.id, &directory, record.placed.as_ref()).map_err(io::Error::other)?;
+        fs::create_dir(directory.join(BEFORE))?;
+        for name in FILES {
+            match fs::rename(directory.join(name), directory.join(BEFORE).join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// With the lock held, of one that does not run: what a restore in place had moved away comes back, because the new box
+    /// never ran.
+    pub(crate) fn put_back(&self, record: &Record) -> Result<(), Problem> {
+        let directory = self.directory(&record.id);
+        let before = directory.join(BEFORE);
+        if !before.exists() {
+            return Ok(());
+        }
+        self.backend.destroy(&record.id, &directory, None)?;
+        for name in FILES.into_iter().filter(|name| before.join(name).exists()) {
+            remove_tree(&directory.join(name))?;
+            fs::rename(before.join(name), directory.join(name)).map_err(failed)?;
+        }
+        remove_tree(&before)
+    }
+
+    /// Copies a living sandbox `count` times: files, interpreters, variables, everything that runs. All of them or none.
+    pub async fn fork(
+        &self,
+        record: &Record,
+        count: u32,
+        quota: Option<Quota>,
+        caller: Option<Arc<str>>,
+    ) -> Result<Forked, Problem> {
+        if !(1..=MAX_FORKS).contains(&count) {
+            return Err(Problem::new(Code::InvalidArgument, format!("{count} forks cannot be made"))
+                .hint(format!("1 to {MAX_FORKS} at once")));
+        }
+        let began = Instant::now();
+        let taken = self.take(&record.id, &SnapshotId::from_random(random()?), true).await?;
+        let copy_ms = millis(began);
+        let engine = self.clone();
+        let mut forks = Vec::new();
+        let made = self.blocking(move |engine| {
+            let content = taken.content()?;
+            let mut made = Ok(());
+            for number in 1..=count {
+                match engine.fork_one(&taken.record, &taken.store.path, &content, number, quota) {
+                    Ok(fork) => forks.push(fork),
+                    Err(problem) => {
+                        made = Err(problem);
+                        break;
+                    }
+                }
+            }
+            let record = taken.record.clone();
+            taken.store.discard();
+            Ok((record, content, forks, made))
+        });
+        let (record, content, mut forks, made) = made.await?;
+        if let Err(problem) = made {
+            for fork in forks {
+                engine.close(&fork.record, None).await?;
+            }
+            return Err(problem);
+        }
+        for fork in &mut forks {
+            fork.memory_bytes = self.usage(&fork.record).await.map_or(0, |usage| usage.memory);
+            self.note(Event::of(Kind::SessionCreated, &fork.record).caller(caller.clone()).detail("fork"));
+        }
+        let mut event = Event::of(Kind::SessionForked, &record).caller(caller);
+        event.duration_ms = Some(millis(began));
+        self.note(event.detail(count.to_string()));
+        Ok(Forked { forks, copy_ms, memory: content.memory, reason: content.reason })
+    }
+
+    fn fork_one(
+        &self,
+        parent: &Record,
+        store: &Path,
+        content: &Content,
+        number: u32,
+        quota: Option<Quota>,
+    ) -> Result<Fork, Problem> {
+        let began = Instant::now();
+        let heir = Heir { store, content, memory: content.memory };
+        for number in number..NAMES {
+            let key = match &parent.key {
+                Some(key) => Some(fork_key(key, number)?),
+                None => None,
+            };
+            if let Some(key) = &key
+                && self.record_by_key(&parent.tenant, key)?.is_some()
+            {
+                continue;
+            }
+            let claim = Claim {
+                id: SandboxId::from_random(random()?),
+                tenant: parent.tenant.clone(),
+                key,
+                spec: parent.spec.clone(),
+                labels: parent.labels.clone(),
+                quota,
+                origin: parent.origin.clone(),
+                forked_from: Some(parent.id.clone()),
+            };
+            if let Some(record) = self.inherit(&heir, &claim)? {
+                let disk_bytes = occupied(&self.directory(&record.id));
+                return Ok(Fork { record, duration_ms: millis(began), disk_bytes, memory_bytes: 0 });
+            }
+        }
+        Err(taken(parent.key.as_ref()))
+    }
+
+    /// A fork takes the key of what it was forked from, which gets the fork's own. Both go on as they are.
+    pub async fn adopt(&self, child: &Record, caller: Option<Arc<str>>) -> Result<Record, Problem> {
+        let Some(parent) = child.forked_from.clone() else {
+            return Err(Problem::new(Code::Conflict, "the sandbox is not a fork")
+                .hint("`carrel fork NAME` makes forks; one of them can be adopted"));
+        };
+        let child = child.clone();
+        self.blocking(move |engine| {
+            engine.registry.swap_keys(&child.id, &parent)?;
+            let record = engine.there(&child.id)?;
+            engine.note(Event::of(Kind::SessionAdopted, &record).caller(caller));
+            Ok(record)
+        })
+        .await
+    }
+}
+
+/// `workflow:run_1:db` → `workflow:run_1:db-2`.
+fn fork_key(key: &Key, number: u32) -> Result<Key, Problem> {
+    let (place, name) = key.as_str().rsplit_once(':').unwrap_or(("", key.as_str()));
+    let end = format!("-{number}");
+    // Names are ASCII.
+    let name = &name[..name.len().min(carrel_proto::id::MAX_NAME - end.len())];
+    let name: SessionName = format!("{name}{end}").parse().map_err(Problem::internal)?;
+    let text = if place.is_empty() { name.to_string() } else { format!("{place}:{name}") };
+    text.parse().map_err(Problem::internal)
+}
+
+/// The caller is told if there were memory to have and it is not there.
+fn note(memory: bool) -> Option<Note> {
+    (!memory).then_some(Note::FilesOnly)
+}
+
+fn taken(key: Option<&Key>) -> Problem {
+    let key = key.map_or_else(|| "the id".to_owned(), |key| format!("`{key}`"));
+    Problem::new(Code::Exists, format!("{key} is taken by another sandbox"))
+        .hint("choose another name, or close that sandbox first")
+}
+
+/// The words for a sandbox that sleeps would not fit.
+fn of_snapshot(problem: Problem) -> Problem {
+    match problem.code {
+        Code::StateLost => problem.hint("its files are good: restore with files only (`--files-only`)"),
+        _ => problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forks_are_named_after_their_parent() {
+        let key = |text: &str| fork_key(&text.parse().unwrap(), 3).unwrap().to_string();
+        assert_eq!(key("user:local:work"), "user:local:work-3");
+        let long = format!("workflow:run:{}", "x".repeat(64));
+        assert_eq!(key(&long), format!("workflow:run:{}-3", "x".repeat(62)));
+    }
+}
