@@ -559,8 +559,6 @@ def serve():
         if "reseed" in request:
             reseed()
         answer(request["id"], request["code"])
-        if call.undo:
-            rare("keep", "UNDO")()
     if SPARES:
         rare("let_go", "UNDO")(0)
     import atexit
@@ -853,7 +851,9 @@ def ended(pid, how=posix.WNOHANG):
 
 
 def obey(request):
-    """Goes back to the state after a call: its spare takes over when this process ends."""
+    """Keeps this state; or goes back to the one after a call, whose spare takes over when this process ends."""
+    if "keep" in request:
+        return keep()
     drop([spare for spare in SPARES if spare[2] > request["undo"]])
     settle()
     _exit(0)

@@ -73,6 +73,9 @@ pub(crate) struct News {
     pub(crate) reseed: bool,
 }
 
+/// The order to keep the state that a call has left; see docs/drivers.md.
+pub(crate) const KEEP: &[u8] = b"{\"keep\":true}\n";
+
 /// How many calls a driver keeps so that they can be taken back, and the sandbox's memory, in which copies of it must have room.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Undo {

@@ -251,6 +251,13 @@ impl Agent {
                 interpreter.current = None;
                 interpreter.renewing = done.renew;
                 interpreter.history.done(number, keep);
+                if keep > 0 && interpreter.language == Language::Python {
+                    // Only now: a copy that is made while the receipt is would be taken for a process of the user's.
+                    interpreter.unsent.extend_from_slice(drivers::KEEP);
+                    if !interpreter.flush() {
+                        let _ = self.poller.writable(&interpreter.requests, Token::Requests(id));
+                    }
+                }
             }
             self.next_call(id);
         } else {

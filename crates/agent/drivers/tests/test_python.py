@@ -928,6 +928,8 @@ class Undo(Case):
                 result.done = reply["done"]
             elif "display" in reply:
                 result.displays.append(reply["display"])
+        if spare:
+            self.send({"keep": True})
         result.spare = self.driver.reply(result) if spare else None
         return result
 
