@@ -64,6 +64,8 @@ enum Order {
     KillOrphans,
     /// A signal for processes, or for their groups.
     Signal { pids: Vec<i32>, signal: i32, group: bool },
+    /// Lets everything go on that was stopped while it was written to disk.
+    GoOn,
     /// Who is there: the init itself and its runners.
     Roll,
     /// Starts its own program anew, from the session's own mounts: what is written to disk must not hold on to others.
@@ -163,6 +165,14 @@ impl Init {
 
     pub(crate) fn signal(&self, pids: Vec<i32>, signal: Signal, group: bool) {
         self.tell(&Order::Signal { pids, signal: signal.as_raw(), group });
+    }
+
+    /// Lets the session go on, wherever whoever wrote it to disk has left it: the init first, which then sees to the others.
+    pub(crate) fn go_on(&self) {
+        if let Some(pidfd) = &*self.pidfd.borrow() {
+            let _ = pidfd_send_signal(pidfd, Signal::CONT);
+        }
+        self.tell(&Order::GoOn);
     }
 
     /// The init itself, then its runners.
@@ -362,6 +372,11 @@ impl<'a> Nursery<'a> {
             Order::Signal { pids, signal, group } => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     send_signal(&pids, signal, group);
+                }
+            }
+            Order::GoOn => {
+                for pid in tree::below(getpid().as_raw_nonzero().get()) {
+                    let _ = kill_process(userns::pid(pid), Signal::CONT);
                 }
             }
             Order::Renew => return Err(self.become_new()),

@@ -322,6 +322,11 @@ impl Agent {
         if self.preparing.take().is_none() {
             return;
         }
+        for session in self.sessions.values() {
+            if let Some(init) = &session.init {
+                init.go_on();
+            }
+        }
         let _ = fs::remove_file(self.saved_file());
         self.last_activity = Instant::now();
         // What was taken back of their input is theirs again.

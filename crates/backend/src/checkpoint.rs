@@ -11,21 +11,26 @@
 //! is made anew like any other; the agent is not written, it writes down what it knows ([`carrel_proto::message::Request::Save`]).
 //! What CRIU runs as, and where it stands, is in [`carrel_jail::visit`].
 //!
-//! Until the image is whole nothing of the box is ended; whoever dies on the way leaves processes that go on, because what
-//! CRIU stopped is let go by [`go_on`] or by the next one who looks ([`crate::Backend::thaw`]).
+//! Until the image is whole nothing of the box is ended; whoever dies on the way leaves processes that go on: the agent lets go
+//! of what CRIU has stopped as soon as nobody holds the line to it on which it was told to prepare. CRIU holds it as well, so
+//! that this comes after its work, also when whoever started it is killed. It is not killed with them: it has a process group
+//! of its own, for whoever stops half-way leaves foreign code in the processes.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::net::UnixStream,
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
 use carrel_jail::{
-    tree, userns,
+    userns,
     visit::{self, Way},
 };
 use carrel_proto::{
@@ -34,7 +39,6 @@ use carrel_proto::{
     message::{Event, PROTOCOL, Request},
     problem::{Code, Problem},
 };
-use rustix::process::{Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::{COMPLETE, link::lost};
@@ -134,7 +138,6 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
     let inits = on_host(living.agent, &inits)?;
     let written = write_all(criu, living, image, &inits, &sockets, &mut talk);
     if written.is_err() {
-        inits.iter().for_each(|init| go_on(*init));
         let _ = fs::remove_dir_all(image);
     }
     // The agent must not hear that its caller is gone before it is ended.
@@ -142,13 +145,6 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
         std::mem::forget(talk);
     }
     written
-}
-
-/// Lets the processes of a session go on.
-pub(crate) fn go_on(init: i32) {
-    for pid in std::iter::once(init).chain(tree::below(init)) {
-        let _ = kill_process(userns::pid(pid), Signal::CONT);
-    }
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
@@ -187,7 +183,9 @@ fn write_all(
             way: Way::Write,
             memory: memory(),
         };
-        run(living.program, &visit).map_err(|said| refused(&directory.join("dump.log"), &said))?;
+        let line = talk.stream.try_clone().map_err(failed("holding the line to the agent"))?;
+        run(living.program, &visit, Stdio::from(OwnedFd::from(line)))
+            .map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
     }
     talk.ask(&Request::Save)?;
@@ -286,7 +284,7 @@ pub(crate) fn bring_back(
             way: Way::BringBack(inside),
             memory: memory(),
         };
-        run(living.program, &visit).map_err(|said| {
+        run(living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
             Problem::internal(format!("bringing the processes back: {why}"))
         })?;
@@ -464,7 +462,7 @@ fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> 
         way: Way::Files(files),
         memory: None,
     };
-    run(living.program, &visit).map_err(|said| Problem::internal(format!("{what}: {said}")))
+    run(living.program, &visit, Stdio::null()).map_err(|said| Problem::internal(format!("{what}: {said}")))
 }
 
 /// For [`visit::Visit::memory`]: one for all, ours alone. None where there is no such place.
@@ -478,14 +476,15 @@ fn memory() -> Option<PathBuf> {
 }
 
 /// Runs a visit to its end; what went wrong in words.
-fn run(agent: &Path, visit: &visit::Visit) -> Result<(), String> {
+fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> {
     let text = serde_json::to_vec(visit).map_err(|error| error.to_string())?;
     let mut child = Command::new(agent)
         .arg("visit")
         .env_clear()
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(output)
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()
         .map_err(|error| error.to_string())?;
     if let Some(mut stdin) = child.stdin.take() {

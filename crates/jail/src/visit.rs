@@ -110,6 +110,10 @@ fn try_run() -> io::Result<i32> {
     let inside = match visit.way.clone() {
         Way::Write => {
             own_mounts(&visit)?;
+            // What is at the standard output stays open with the program, and is not written to: whoever waits at its other
+            // end hears of the end of the last of us.
+            std::mem::forget(rustix::io::dup(rustix::stdio::stdout())?);
+            sys::place(&null, 1)?;
             move_into_thread_name_spaces(agent.as_fd(), shared)?;
             return Err(become_program(&visit));
         }
