@@ -359,7 +359,9 @@ impl Agent {
                 own: session.own,
                 opened: at(session.opened_ms),
                 line,
-                renewed: true,
+                // What has come back has the memory of the host's program that brought it, which the session's own root, as
+                // whom its clocks are read, may not look into: before it is written again it starts anew.
+                renewed: false,
                 undo_calls: session.undo_calls,
             };
             self.sessions.insert(session.name, loaded);
