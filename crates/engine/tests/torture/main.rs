@@ -15,6 +15,7 @@
     reason = "a test that cannot go on fails here, and one with less to try says why"
 )]
 
+mod full;
 mod kills;
 mod model;
 mod race;

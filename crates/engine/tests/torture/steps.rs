@@ -159,13 +159,17 @@ impl Trial {
             }
             // Files are reached without waking it, and also when nothing else is left of it.
             Step::Write(name, text) => {
-                write(&self.engine, &self.record, name, &text.to_string()).map_err(told)?;
-                self.model.files.insert(name, text.to_string());
+                match write(&self.engine, &self.record, name, &text.to_string()) {
+                    Ok(()) => drop(self.model.files.insert(name, text.to_string())),
+                    Err(problem) if self.is_put_away(&problem) => {}
+                    Err(problem) => return Err(told(problem)),
+                }
                 Ok(())
             }
             Step::Read(name) => match (read(&self.engine, &self.record, name), self.model.files.get(name)) {
                 (Ok(text), Some(expected)) if text == *expected => Ok(()),
                 (Err(problem), None) if problem.code == Code::NotFound => Ok(()),
+                (Err(problem), _) if self.is_put_away(&problem) => Ok(()),
                 (found, expected) => Err(format!("{name} is {found:?}, not {expected:?}")),
             },
             Step::ExecWrite(name, text) => {
@@ -204,6 +208,13 @@ impl Trial {
             }
             Step::Damage(damage) => self.damage(*damage).await,
         }
+    }
+
+    /// Files of one that was found to be dead come back with it.
+    fn is_put_away(&self, problem: &Problem) -> bool {
+        self.model.doomed.is_some()
+            && problem.code == Code::Unavailable
+            && self.engine.record(&self.record.id).unwrap().is_some_and(|record| record.state == State::Lost)
     }
 
     async fn look_for(&mut self) -> Result<Found, Problem> {
