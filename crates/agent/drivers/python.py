@@ -551,9 +551,9 @@ def serve():
             rare("obey", "UNDO")(request)
             continue
         call.undo, call.memory = request.get("undo", 0), request.get("memory", 0)
-        if call.undo or SPARES:
-            if rare("keep", "UNDO")():  # done already, unless spares were off or have been let go
-                continue  # taken over: the request was for the process that died
+        # Done already, unless spares were off or have been let go. For a spare that takes over here the call is not meant.
+        if (call.undo or SPARES) and rare("keep", "UNDO")():
+            continue
         if "env" in request:
             change_environment(request["env"])
         if "reseed" in request:
@@ -598,12 +598,12 @@ except (OSError, ValueError):
 
 
 def keep():
-    """Sees to it that a spare has this state, and that there are no more spares than wanted."""
+    """Sees to it that a spare has this state, and that there are no more spares than wanted. True in one that has taken over."""
+    heir = False
     attempt(let_go, call.undo + 1 if call.undo else 0)
-    taken_over = False
     while call.undo and call.spared != call.last and spare():
-        taken_over = True  # from the process that died: this state needs a spare again
-    return taken_over
+        heir = True  # the process before this one has died: this state needs a spare again
+    return heir
 
 
 def spare():

@@ -619,12 +619,16 @@ impl Agent {
         if let Some(why) = never(language) {
             return (Some(false), Some(why.to_owned()));
         }
+        // Of a first call's interpreter nothing is left.
+        if exec.taken_back.is_some() {
+            return (Some(true), None);
+        }
         let interpreter = exec.process.and_then(|id| self.interpreters.get(&id));
         let Some(Interpreter { history, .. }) = interpreter else { return (None, None) };
         let unsafe_before = (!history.is_safe()).then(|| history.unspared.as_deref().unwrap_or(GONE));
         match history.leaves.as_deref().or(unsafe_before) {
-            Some(reason) if exec.taken_back.is_none() => (Some(false), Some(reason.to_owned())),
-            _ => (Some(true), None),
+            Some(reason) => (Some(false), Some(reason.to_owned())),
+            None => (Some(true), None),
         }
     }
 }

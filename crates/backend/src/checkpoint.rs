@@ -13,13 +13,17 @@
 //!
 //! Until the image is whole nothing of the box is ended; whoever dies on the way leaves processes that go on: the agent lets go
 //! of what CRIU has stopped as soon as nobody holds the line to it on which it was told to prepare. CRIU holds it as well, so
-//! that this comes after its work, also when whoever started it is killed.
+//! that this comes after its work, also when whoever started it is killed. It is not killed with them: it has a process group
+//! of its own, for whoever stops half-way leaves foreign code in the processes.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Read, Write},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -533,6 +537,7 @@ fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> 
         .stdin(Stdio::piped())
         .stdout(output)
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()
         .map_err(|error| error.to_string())?;
     if let Some(mut stdin) = child.stdin.take() {

@@ -37,6 +37,8 @@ use crate::{
     stored,
 };
 
+/// The file system of a workspace, where it has one of its own.
+const IMAGE: &str = "workspace.ext4";
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
 
@@ -86,7 +88,7 @@ impl Jail {
 
     fn make_workspace(&self, request: &BoxRequest, owner: (u32, u32)) -> io::Result<(Kind, Enforcement)> {
         let directory = request.directory.join("workspace");
-        let image = request.directory.join("workspace.ext4");
+        let image = request.directory.join(IMAGE);
         fs::create_dir_all(&directory)?;
         let (offered, enforcement) = workspace::probe(request.limits.disk);
         let kind = request.workspace.unwrap_or(offered);
@@ -435,6 +437,7 @@ impl Backend for Jail {
     }
 
     fn restore(&self, request: &BoxRequest, image: &Path) -> Result<Placed, Problem> {
+        let files = WithinReach(request);
         let criu = self.criu()?;
         let image = Image::open(image, &criu)?;
         let spool = request.directory.join("spool");
@@ -463,6 +466,8 @@ impl Backend for Jail {
             let _ = self.destroy(&request.id, &request.directory, Some(&placed));
             return Err(problem);
         }
+        // The box has them.
+        std::mem::forget(files);
         Ok(placed)
     }
 
@@ -539,6 +544,18 @@ impl Backend for Jail {
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
         Some(workspace_of(directory))
+    }
+}
+
+/// The files of a sandbox that is not brought back, in the end: whoever cleared the way for it has put them away, and of one
+/// that sleeps they are within reach.
+struct WithinReach<'a>(&'a BoxRequest);
+
+impl Drop for WithinReach<'_> {
+    fn drop(&mut self) {
+        if self.0.workspace == Some(Kind::Image) {
+            let _ = workspace::attach(&workspace_of(&self.0.directory), &self.0.directory.join(IMAGE));
+        }
     }
 }
 

@@ -1,0 +1,77 @@
+//! A disk that is full: what sleeps stays where it is, and nothing of it is lost.
+
+use std::{fs::File, io::Write, path::Path};
+
+use carrel_engine::State;
+use carrel_proto::guest::Language::Python;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::world::{close_all, in_time, key, open, run, wish};
+
+/// Enough for the state directory and one image.
+const SIZE: &std::ffi::CStr = c"size=192m";
+/// What is left free: enough for the registry, and not for what the interpreter holds.
+const FREE: u64 = 4 << 20;
+
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn mount() -> Option<Self> {
+        let place = tempfile::tempdir().unwrap();
+        let mounted = mount("tmpfs", place.path(), "tmpfs", MountFlags::empty(), SIZE);
+        mounted.map_err(|error| println!("skipped: a small disk cannot be mounted: {error}")).ok()?;
+        Some(Self(place))
+    }
+
+    /// Something else takes all the room but a little.
+    fn fill(&self) -> std::path::PathBuf {
+        let path = self.0.path().join("other");
+        let mut file = File::create(&path).unwrap();
+        let mut size = 0;
+        while let Ok(count) = file.write(&[1; 64 << 10]) {
+            size += count as u64;
+        }
+        file.set_len(size - FREE).unwrap();
+        path
+    }
+
+    fn state(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = unmount(self.0.path(), UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_keeps_a_sandbox_awake() {
+    let Some(disk) = Disk::mount() else { return };
+    let engine = open(disk.state());
+    if let Err(problem) = engine.can_hibernate() {
+        return println!("skipped: {}", problem.message);
+    }
+    let record = engine.sandbox(&key("full"), &wish()).await.unwrap().record;
+    let code = "import os, hashlib; big = os.urandom(24 << 20); print(hashlib.md5(big).hexdigest())";
+    let sum = run(&engine, &record, Python, code).await.unwrap().out;
+    let same =
+        async || run(&engine, &record, Python, "print(hashlib.md5(big).hexdigest())").await.unwrap().out;
+    for frozen in [false, true] {
+        let other = disk.fill();
+        if frozen {
+            in_time("standby", engine.standby(&record)).await.unwrap();
+        }
+        let problem = in_time("hibernate", engine.hibernate(&record)).await.unwrap_err();
+        assert!(!problem.message.is_empty() && !problem.hint.is_empty(), "{problem:?}");
+        println!("{}: {}", problem.code.as_str(), problem.message);
+        let expected = if frozen { State::Standby } else { State::Running };
+        assert_eq!(engine.record(&record.id).unwrap().unwrap().state, expected);
+        assert_eq!(same().await, sum);
+        std::fs::remove_file(other).unwrap();
+    }
+    in_time("hibernate", engine.hibernate(&record)).await.unwrap();
+    assert_eq!(same().await, sum);
+    close_all(disk.state()).await;
+}

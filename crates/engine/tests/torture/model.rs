@@ -1,0 +1,203 @@
+//! What must be true of a sandbox, and the steps that change it.
+
+use std::collections::BTreeMap;
+
+use carrel_engine::Note;
+use carrel_proto::{guest::Language, outcome::SessionState};
+
+use crate::world::{Lot, Ran};
+
+/// How many calls are kept for taking back, unless an environment says otherwise.
+pub(crate) const KEPT: usize = 3;
+const FILES: [&str; 4] = ["a", "b", "c", "d/e"];
+
+/// One thing that is done to a sandbox. What a sandbox learns to do becomes another variant, drawn in [`Step::draw`], done in
+/// `Trial::step`, and answered for in [`Model`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    PythonSet(i64),
+    PythonAppend(i64),
+    PythonRead,
+    PythonFile(&'static str, u64),
+    /// Code that ends its interpreter, after it has changed everything it could.
+    PythonCrash(&'static str),
+    BashSet(i64),
+    BashRead,
+    BashCrash,
+    Write(&'static str, u64),
+    Read(&'static str),
+    ExecWrite(&'static str, u64),
+    ExecRead(&'static str),
+    Undo(u32),
+    Standby,
+    Hibernate,
+    Wake,
+    /// Another engine on the same state directory, as after a daemon's restart.
+    Restart,
+    KillAgent,
+    Damage(Damage),
+}
+
+/// What becomes of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damage {
+    Flipped,
+    Truncated,
+    Missing,
+    Manifest,
+    /// Gone altogether.
+    Gone,
+    /// Written by a CRIU that is newer than ours: no damage, once that is put right.
+    Newer,
+}
+
+const CRASHES: [&str; 4] = [
+    "import os; os._exit(3)",
+    "import os; os.kill(os.getpid(), 9)",
+    "import ctypes; ctypes.string_at(0)",
+    "import os; os.abort()",
+];
+const DAMAGES: [Damage; 7] = [
+    Damage::Flipped,
+    Damage::Flipped,
+    Damage::Truncated,
+    Damage::Missing,
+    Damage::Manifest,
+    Damage::Gone,
+    Damage::Newer,
+];
+
+impl Step {
+    pub(crate) fn draw(lot: &mut Lot, model: &Model) -> Self {
+        let value = i64::try_from(lot.below(1000)).unwrap();
+        let text = lot.below(1_000_000);
+        let file = *lot.one::<&str>(&FILES);
+        if model.life == Life::Hibernated && lot.below(6) == 0 {
+            return Step::Damage(*lot.one(&DAMAGES));
+        }
+        match lot.below(100) {
+            0..12 => Step::PythonSet(value),
+            12..24 => Step::PythonAppend(value),
+            24..31 => Step::PythonRead,
+            31..35 => Step::PythonFile(file, text),
+            35..41 => Step::PythonCrash(*lot.one::<&str>(&CRASHES)),
+            41..47 => Step::BashSet(value),
+            47..52 => Step::BashRead,
+            52..53 => Step::BashCrash,
+            53..58 => Step::Write(file, text),
+            58..63 => Step::Read(file),
+            63..66 => Step::ExecWrite(file, text),
+            66..69 => Step::ExecRead(file),
+            69..77 => Step::Undo(1 + u32::try_from(lot.below(4)).unwrap()),
+            77..85 => Step::Standby,
+            85..90 => Step::Hibernate,
+            90..94 => Step::Wake,
+            94..98 => Step::Restart,
+            _ => Step::KillAgent,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Python {
+    number: Option<i64>,
+    list: Vec<i64>,
+}
+
+impl Python {
+    /// What [`SHOW`] prints of it.
+    pub(crate) fn shown(&self) -> String {
+        let number = self.number.map_or("None".to_owned(), |number| number.to_string());
+        format!("{number} {:?}", self.list)
+    }
+}
+
+pub(crate) const SHOW: &str = "print(globals().get('n'), globals().get('l', []))";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    Awake,
+    Standby,
+    Hibernated,
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) python: Python,
+    /// States that calls can be taken back to, oldest first.
+    pub(crate) past: Vec<Python>,
+    pub(crate) bash: Option<i64>,
+    pub(crate) files: BTreeMap<&'static str, String>,
+    pub(crate) life: Life,
+    /// What whoever comes next is told.
+    pub(crate) doomed: Option<Note>,
+}
+
+impl Model {
+    pub(crate) fn new() -> Self {
+        let (python, past) = Default::default();
+        Self { python, past, bash: None, files: BTreeMap::new(), life: Life::Awake, doomed: None }
+    }
+
+    /// Every process is a new one.
+    pub(crate) fn lose(&mut self) {
+        let files = std::mem::take(&mut self.files);
+        *self = Self { files, ..Self::new() };
+    }
+
+    /// A python call that ended well and left this.
+    pub(crate) fn call(&mut self, change: impl FnOnce(&mut Python)) {
+        self.past.push(self.python.clone());
+        if self.past.len() > KEPT {
+            self.past.remove(0);
+        }
+        change(&mut self.python);
+    }
+
+    pub(crate) fn set(python: &mut Python, value: i64) {
+        python.number = Some(value);
+    }
+
+    pub(crate) fn append(python: &mut Python, value: i64) {
+        python.list.push(value);
+    }
+
+    /// Whether that many calls could be taken back.
+    pub(crate) fn undo(&mut self, calls: usize) -> bool {
+        let Some(at) = self.past.len().checked_sub(calls) else { return false };
+        self.python = self.past[at].clone();
+        self.past.truncate(at);
+        true
+    }
+
+    /// What a call that ended its interpreter says must have been promised before, and is true from now on.
+    pub(crate) fn crash(&mut self, language: Language, ran: &Ran) -> Result<(), String> {
+        let outcome = &ran.outcome;
+        match (language, outcome.session_state) {
+            (Language::Python, SessionState::RolledBack) => {
+                let more = outcome.taken_back.unwrap_or(1) as usize - 1;
+                // Further than before the call only if that was not promised.
+                let promised = outcome.transactional == Some(true) && outcome.taken_back == Some(1);
+                match promised || (more > 0 && self.undo(more)) {
+                    true => Ok(()),
+                    false => Err(format!("taken back otherwise than was said: {outcome:?}")),
+                }
+            }
+            (Language::Python, SessionState::Lost) if outcome.transactional != Some(true) => {
+                (self.python, self.past) = Default::default();
+                Ok(())
+            }
+            // A shell that had not run anything is as new as the next one.
+            (Language::Bash, SessionState::RolledBack) if self.bash.is_none() => Ok(()),
+            (Language::Bash, SessionState::Lost) => {
+                self.bash = None;
+                Ok(())
+            }
+            (_, other) => Err(format!("a crash that leaves {other:?}: {outcome:?}")),
+        }
+    }
+
+    pub(crate) fn bash_shown(&self) -> String {
+        self.bash.map_or("unset".to_owned(), |value| value.to_string())
+    }
+}
