@@ -10,6 +10,10 @@ impl Samples {
         self.0.push(sample);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The sample at this part of the sorted whole, in microseconds.
     fn at(&self, part: f64) -> Option<f64> {
         let mut sorted = self.0.clone();

@@ -1,8 +1,9 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE]` prints the table and exits non-zero if a target
-//! is missed. `--only` measures the cold start of one language and nothing else, for comparing two builds.
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby]` prints the table and exits non-zero if a target
+//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and nothing else, for comparing two
+//! builds.
 
 mod figures;
 mod http;
@@ -42,10 +43,13 @@ async fn main() -> ExitCode {
     let short = std::env::args().any(|argument| argument == "--short");
     let rounds = if short { SHORT_ROUNDS } else { ROUNDS };
     let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
-    let measured = match only.as_deref().map(Language::parse) {
+    let measured = match only.as_deref().map(|word| (word, Language::parse(word))) {
         None => measure(rounds).await,
-        Some(Some(language)) => measure_cold(rounds, language).await,
-        Some(None) => Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash or node")),
+        Some(("standby", _)) => measure_wake(rounds).await,
+        Some((_, Some(language))) => measure_cold(rounds, language).await,
+        Some((_, None)) => {
+            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node or standby"))
+        }
     };
     match measured {
         Ok(rows) => {
@@ -98,6 +102,33 @@ async fn measure_cold(rounds: usize, language: Language) -> Result<Vec<Row>, Pro
     Ok(vec![Row::floor(&floor), Row::ratio(&name, &cold, &floor, Target::None)])
 }
 
+/// Waking from standby, and what the same call takes when it is awake.
+async fn measure_wake(rounds: usize) -> Result<Vec<Row>, Problem> {
+    let world = World::open()?;
+    let (mut floor, mut wake, mut awake) = (Samples::default(), Samples::default(), Samples::default());
+    let session = world.session().await?;
+    world.awake(Language::Python).await?;
+    for _ in 0..rounds {
+        for _ in 0..4 {
+            floor.add(spawn("/bin/true", &[]));
+        }
+        match world.wake(Language::Python).await? {
+            Some(time) => wake.add(time),
+            None => {
+                world.close(session).await?;
+                return Err(Problem::new(Code::Unsupported, "this host has no freezer"));
+            }
+        }
+        awake.add(world.awake(Language::Python).await?);
+    }
+    world.close(session).await?;
+    Ok(vec![
+        Row::floor(&floor),
+        Row::ratio("standby to first result, python", &wake, &floor, Target::AtMost(1.0)),
+        Row::ratio("  the same call when it is awake", &awake, &floor, Target::None),
+    ])
+}
+
 async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let world = World::open()?;
     let has = |language| world.has(language);
@@ -107,6 +138,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let mut warm = Samples::default();
     let mut boxes = Samples::default();
     let mut bare_python = Samples::default();
+    let mut wake = Samples::default();
     let languages = [Language::Python, Language::Bash, Language::Node];
 
     let session = world.session().await?;
@@ -131,6 +163,11 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         if has(Language::Node) {
             bare_node.add(spawn(world.program(Language::Node), &["-e", "0"]));
         }
+        if has(Language::Python)
+            && let Some(time) = world.wake(Language::Python).await?
+        {
+            wake.add(time);
+        }
         for _ in 0..if has(Language::Python) { WARM } else { 0 } {
             warm.add(caller.call(Language::Python, "1").await?);
         }
@@ -143,6 +180,9 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     rows.push(Row::ratio("create to first result, node", &cold[2], &floor, Target::None));
     rows.push(Row::ratio("  the same against bare `node -e 0`", &cold[2], &bare_node, Target::AtMost(1.5)));
     rows.push(Row::ratio("warm python call", &warm, &floor, Target::AtMost(0.5)));
+    if !wake.is_empty() {
+        rows.push(Row::ratio("standby to first result, python", &wake, &floor, Target::AtMost(1.0)));
+    }
     if has(Language::Python) {
         let memory = memory::of_sandbox(&session);
         rows.push(Row::size("idle python session, all processes", memory.total, Target::AtMost(14.0)));

@@ -134,6 +134,28 @@ impl World {
         Ok((seen, start.elapsed()))
     }
 
+    /// From a sandbox in standby to the first result of a call, as a caller that knows its key makes it. `None`: this host has
+    /// no freezer.
+    pub(crate) async fn wake(&self, language: Language) -> Result<Option<Duration>, Problem> {
+        let record = self.session().await?;
+        match self.engine.standby(&record).await {
+            Ok(_) => {}
+            Err(problem) if problem.code == Code::Unsupported => return Ok(None),
+            Err(problem) => return Err(problem),
+        }
+        self.awake(language).await.map(Some)
+    }
+
+    /// The call of a caller that knows its sandbox's key and nothing else.
+    pub(crate) async fn awake(&self, language: Language) -> Result<Duration, Problem> {
+        let key = "user:bench:warm".parse().map_err(Problem::internal)?;
+        let start = Instant::now();
+        let found = self.engine.sandbox(&key, &wish()).await?;
+        let mut call = self.engine.run(&found.record, run(language, "1")).await?;
+        finish(&mut call).await?;
+        Ok(start.elapsed())
+    }
+
     pub(crate) async fn close(&self, record: Record) -> Result<(), Problem> {
         self.engine.close(&record, None).await
     }

@@ -35,6 +35,7 @@ impl Agent {
         let idle = self.last_activity.elapsed();
         if !matches!(request, Request::Hello { .. } | Request::Usage | Request::Rest { .. }) {
             self.last_activity = Instant::now();
+            self.rest = None;
         }
         let answer = match request {
             Request::Hello { protocol } if protocol == PROTOCOL => {

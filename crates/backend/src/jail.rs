@@ -333,7 +333,7 @@ impl Backend for Jail {
 
     fn thaw(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
         // Asked before, while it cannot change: v1 keeps what was killed in its sleep until it is thawed.
-        let killed = self.hierarchy.is_frozen(id.as_str()) && tree::is_killed(placed.pid);
+        let killed = tree::is_killed(placed.pid);
         self.hierarchy
             .thaw(id.as_str())
             .map_err(|error| Problem::internal(format!("thawing {id}: {error}")))?;

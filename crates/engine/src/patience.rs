@@ -65,7 +65,8 @@ impl Lifeline {
         // Held so that the agent knows of somebody who is about to want something, and is not put to sleep again.
         let mut _held = None;
         while silent < GREETINGS {
-            match self.greet(true).await? {
+            // Boxed: a line in the making is large, and whoever waits for it is part of every call.
+            match Box::pin(self.greet(true)).await? {
                 Greeted::Link(link) => return Ok(link),
                 Greeted::Silence => silent += 1,
                 Greeted::Asleep(_) if woken == WAKES => {
@@ -88,7 +89,7 @@ impl Lifeline {
     /// As [`Self::connect`], for whoever waits already: a box that sleeps is left alone.
     pub(crate) async fn look(&self) -> Result<Option<AgentLink>, Problem> {
         for _ in 0..GREETINGS {
-            match self.greet(false).await? {
+            match Box::pin(self.greet(false)).await? {
                 Greeted::Link(link) => return Ok(Some(link)),
                 Greeted::Asleep(_) => return Ok(None),
                 Greeted::Silence => {}

@@ -107,20 +107,17 @@ impl Engine {
             .hint("try again when they are done"))
     }
 
+    pub(crate) fn is_frozen(&self, record: &Record) -> bool {
+        record.placed.as_ref().is_some_and(|placed| self.backend.is_frozen(&record.id, placed))
+    }
+
     /// With the lock held. `None`: somebody is arriving.
     async fn lay_down(&self, record: Record, lock: Lock) -> Result<Option<Record>, Problem> {
         match record.state {
-            State::Standby if self.is_alive(&record) => {
-                self.blocking(move |engine| {
-                    let _lock = lock;
-                    if let Some(placed) = &record.placed {
-                        engine.backend.freeze(&record.id, placed)?;
-                    }
-                    engine.there(&record.id).map(Some)
-                })
-                .await
+            State::Standby if self.is_alive(&record) && self.is_frozen(&record) => Ok(Some(record)),
+            State::Running | State::Standby if self.is_alive(&record) => {
+                self.freeze(record, lock, None).await
             }
-            State::Running if self.is_alive(&record) => self.freeze(record, lock, None).await,
             State::Hibernated => Err(Problem::new(Code::Conflict, "the sandbox is hibernated")
                 .hint("it sleeps more deeply already; wake it first if it shall be in standby")),
             _ => Err(not_running(&record)),
@@ -245,15 +242,13 @@ impl Engine {
     }
 
     /// After a hibernation that came to nothing: frozen again, or running as before.
-    pub(crate) fn stay(
-        &self,
-        record: &Record,
-        frozen: bool,
-        asked: bool,
-        problem: &Problem,
-    ) -> Result<(), Problem> {
+    fn stay(&self, record: &Record, frozen: bool, asked: bool, problem: &Problem) -> Result<(), Problem> {
+        // The image may be all that there is of it: whoever comes next finds out, by the row that names it.
+        if !self.is_alive(record) {
+            return Ok(());
+        }
         self.remove_images(record, None);
-        let again = match record.placed.as_ref().filter(|_| frozen && self.is_alive(record)) {
+        let again = match record.placed.as_ref().filter(|_| frozen) {
             Some(placed) => self.backend.freeze(&record.id, placed).is_ok(),
             None => false,
         };
@@ -262,8 +257,8 @@ impl Engine {
         } else {
             self.registry.set_awake(&record.id, false)?;
         }
-        // Whoever asked is told; of others, the row is all that anybody sees.
-        if again && (!asked || problem.code == Code::Unsupported) {
+        // Whoever asked is told; of others, the row is all that anybody sees. A caller in the way is gone the next time.
+        if again && (!asked || problem.code == Code::Unsupported) && problem.code != Code::Conflict {
             self.registry.set_standby_reason(&record.id, &problem.message)?;
         }
         Ok(())
@@ -407,7 +402,7 @@ impl Engine {
         if !self.is_alive(record) {
             return Ok(self.recover(record)?.is_some());
         }
-        if record.placed.as_ref().is_some_and(|placed| !self.backend.is_frozen(&record.id, placed)) {
+        if !self.is_frozen(record) {
             self.remove_images(record, None);
             self.registry.set_awake(&record.id, false)?;
         }

@@ -88,11 +88,7 @@ impl Engine {
             _ if orphan() => Some(End::Close("orphan")),
             State::Running => (!self.is_alive(record)).then_some(End::Settle),
             State::Standby | State::Hibernated if record.is_over(now) => Some(End::Expire),
-            State::Standby => {
-                let frozen =
-                    record.placed.as_ref().is_some_and(|placed| self.backend.is_frozen(&record.id, placed));
-                (!self.is_alive(record) || !frozen).then_some(End::Settle)
-            }
+            State::Standby => (!self.is_alive(record) || !self.is_frozen(record)).then_some(End::Settle),
             State::Hibernated => (!self.has_image(record)).then_some(End::Settle),
             State::Lost => {
                 (now > record.used_unix_ms.saturating_add(lifetime)).then_some(End::Close("lifetime"))

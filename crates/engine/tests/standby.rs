@@ -1,6 +1,10 @@
 //! Sandboxes in standby: frozen and woken, by whoever and in whatever order, with nothing lost and nobody left waiting.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails here, and one with nothing to try says why"
+)]
 
 use std::{
     future::Future,
@@ -94,7 +98,6 @@ fn sql(state: &Path, statement: &str) {
     rusqlite::Connection::open(state.join("registry.db")).unwrap().execute(statement, []).unwrap();
 }
 
-/// Whether the box's agent stands still: its processor time does not move while others' does.
 fn pid(record: &Record) -> Pid {
     Pid::from_raw(record.placed.as_ref().unwrap().pid).unwrap()
 }
@@ -311,7 +314,7 @@ async fn a_scope_closes_with_its_sleepers_and_they_count_for_a_quota() {
     let stranger = Tenant::local();
     assert!(engine.existing_of(&stranger, "no such", None).await.is_err());
     let closed = engine.close_scope(&tenant, "workflow", "run_1", None).await.unwrap();
-    assert_eq!(closed.closed, [record.id.clone()]);
+    assert_eq!(closed.closed, std::slice::from_ref(&record.id));
     assert_eq!(leftovers(state.path(), &record), Vec::<String>::new());
 }
 

@@ -107,6 +107,18 @@ export class Sandbox {
     return this.info;
   }
 
+  /** Frozen: it keeps its memory, and any call wakes it. */
+  async standby(options: CallOptions = {}): Promise<SandboxInfo> {
+    this.info = await this.#http.json<SandboxInfo>("POST", `${this.#path}/standby`, { again: true, signal: options.signal });
+    return this.info;
+  }
+
+  /** On disk: it holds no memory, and any call restores it. */
+  async hibernate(options: CallOptions = {}): Promise<SandboxInfo> {
+    this.info = await this.#http.json<SandboxInfo>("POST", `${this.#path}/hibernate`, { again: true, signal: options.signal });
+    return this.info;
+  }
+
   /** Alive again; `info.note` says what had become of it. */
   async wake(options: CallOptions = {}): Promise<SandboxInfo> {
     this.info = await this.#http.json<SandboxInfo>("POST", `${this.#path}/wake`, { again: true, signal: options.signal });

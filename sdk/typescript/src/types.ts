@@ -18,6 +18,10 @@ export interface SandboxSettings {
   limits?: Limits;
   idleTimeoutSeconds?: number;
   maxLifetimeSeconds?: number;
+  /** Into standby when idle for so long; 0: never. */
+  standbyAfterSeconds?: number;
+  /** Hibernated when idle for so long; 0: never. */
+  hibernateAfterSeconds?: number;
 }
 
 /** Which sandbox is meant, and how it is made. Nothing: a new one without a key. */
@@ -52,6 +56,12 @@ export interface SandboxInfo {
   enforced: Record<string, Enforced>;
   idleTimeoutSeconds: number | null;
   maxLifetimeSeconds: number | null;
+  standbyAfterSeconds: number | null;
+  hibernateAfterSeconds: number | null;
+  /** Of a hibernated one. */
+  imageBytes: number | null;
+  /** Why it stays in standby though it is idle for long enough to be hibernated. */
+  standbyReason: string | null;
   createdUnixMs: number;
   usedUnixMs: number;
   closeAtUnixMs: number | null;

@@ -15,6 +15,7 @@ mod help;
 mod install;
 mod mcp;
 mod serving;
+mod sleep;
 mod support;
 mod survival;
 mod terminals;

@@ -22,6 +22,8 @@ enum Killed {
     Written,
     /// The box is gone, the image has not got its name.
     Ended,
+    /// Not killed, but the disk is full when the box is gone.
+    Failing,
     /// Restored, and the row does not say so.
     Restored,
 }
@@ -93,6 +95,9 @@ impl Backend for Double {
         self.jail.end(placed)?;
         if self.is_killed(Killed::Ended) {
             panic!("{}", dead().message);
+        }
+        if self.is_killed(Killed::Failing) {
+            return Err(dead());
         }
         Ok(())
     }
@@ -267,9 +272,11 @@ async fn killed_while_writing_the_box_is_the_one_that_counts() {
 
 #[tokio::test]
 async fn killed_after_the_box_is_gone_the_image_is_the_one_that_counts() {
-    for swept in [true, false] {
+    for (swept, at) in
+        [(true, Killed::Ended), (false, Killed::Ended), (true, Killed::Failing), (false, Killed::Failing)]
+    {
         let world = World::new().await;
-        world.kill(Killed::Ended);
+        world.kill(at);
         world.engine.hibernate(&world.record).await.unwrap_err();
         world.kill(Killed::Nowhere);
         assert_eq!(world.now().state, State::Standby);

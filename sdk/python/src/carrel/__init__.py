@@ -211,6 +211,8 @@ def sandbox(
     limits: Optional[Limits] = None,
     idle_timeout: Optional[float] = None,
     max_lifetime: Optional[float] = None,
+    standby_after: Optional[float] = None,
+    hibernate_after: Optional[float] = None,
     spec: Optional[Union[str, Mapping[str, Any]]] = None,
 ) -> Sandbox:
     """[Carrel.sandbox] of the daemon that the environment names."""
@@ -225,6 +227,8 @@ def sandbox(
         limits=limits,
         idle_timeout=idle_timeout,
         max_lifetime=max_lifetime,
+        standby_after=standby_after,
+        hibernate_after=hibernate_after,
         spec=spec,
     )
 
@@ -241,6 +245,8 @@ async def async_sandbox(
     limits: Optional[Limits] = None,
     idle_timeout: Optional[float] = None,
     max_lifetime: Optional[float] = None,
+    standby_after: Optional[float] = None,
+    hibernate_after: Optional[float] = None,
     spec: Optional[Union[str, Mapping[str, Any]]] = None,
 ) -> AsyncSandbox:
     """The same for asyncio. Its connections are its own, of this event loop, and end with `close`."""
@@ -257,6 +263,8 @@ async def async_sandbox(
             limits=limits,
             idle_timeout=idle_timeout,
             max_lifetime=max_lifetime,
+            standby_after=standby_after,
+            hibernate_after=hibernate_after,
             spec=spec,
         )
     except BaseException:

@@ -127,6 +127,8 @@ def sandbox_body(
     idle_timeout: Optional[float],
     max_lifetime: Optional[float],
     spec: Optional[Union[str, Mapping[str, Any]]],
+    standby_after: Optional[float] = None,
+    hibernate_after: Optional[float] = None,
 ) -> Json:
     return present(
         name=name,
@@ -139,6 +141,8 @@ def sandbox_body(
         limits=None if limits is None else dict(limits),
         idle_timeout_seconds=idle_timeout,
         max_lifetime_seconds=max_lifetime,
+        standby_after_seconds=standby_after,
+        hibernate_after_seconds=hibernate_after,
         spec=spec,
     )
 
@@ -206,12 +210,16 @@ def update_body(
     labels: Optional[Mapping[str, str]],
     idle_timeout: Optional[float],
     max_lifetime: Optional[float],
+    standby_after: Optional[float] = None,
+    hibernate_after: Optional[float] = None,
 ) -> Json:
     return present(
         limits=None if limits is None else dict(limits),
         labels=None if labels is None else dict(labels),
         idle_timeout_seconds=idle_timeout,
         max_lifetime_seconds=max_lifetime,
+        standby_after_seconds=standby_after,
+        hibernate_after_seconds=hibernate_after,
     )
 
 

@@ -53,6 +53,10 @@ class SandboxInfo:
     close_at_unix_ms: Optional[int]
     created: Optional[bool]
     note: Optional[str]
+    standby_after_seconds: Optional[float] = None
+    hibernate_after_seconds: Optional[float] = None
+    image_bytes: Optional[int] = None
+    standby_reason: Optional[str] = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -75,6 +79,10 @@ class SandboxInfo:
             close_at_unix_ms=value.get("close_at_unix_ms"),
             created=value.get("created"),
             note=value.get("note"),
+            standby_after_seconds=value.get("standby_after_seconds"),
+            hibernate_after_seconds=value.get("hibernate_after_seconds"),
+            image_bytes=value.get("image_bytes"),
+            standby_reason=value.get("standby_reason"),
             raw=value,
         )
 

@@ -166,3 +166,21 @@ def test_bad_requests_are_typed(client: carrel.Carrel) -> None:
     assert caught.value.request_id
     with pytest.raises(carrel.CarrelError):
         client.sandbox(key="nonsense")
+
+
+def test_standby_and_wake(operator: carrel.Carrel) -> None:
+    with operator.sandbox(standby_after=600, hibernate_after=0) as sandbox:
+        assert (sandbox.info.standby_after_seconds, sandbox.info.hibernate_after_seconds) == (600, 0)
+        sandbox.run("x = 5")
+        try:
+            assert sandbox.standby().state == "standby"
+        except carrel.CarrelError as error:
+            if error.code != "unsupported":
+                raise
+            pytest.skip(str(error))
+        assert sandbox.refresh().state == "standby"
+        assert sandbox.run("x").text == "5"
+        assert sandbox.refresh().state == "running"
+        sandbox.standby()
+        assert sandbox.wake().state == "running"
+        assert sandbox.update(standby_after=0).standby_after_seconds == 0

@@ -81,6 +81,8 @@ class AsyncCarrel:
         limits: Optional[Limits] = None,
         idle_timeout: Optional[float] = None,
         max_lifetime: Optional[float] = None,
+        standby_after: Optional[float] = None,
+        hibernate_after: Optional[float] = None,
         spec: Optional[Union[str, Mapping[str, Any]]] = None,
     ) -> AsyncSandbox:
         """Finds or makes a sandbox: by its `name`, its `key`, the run it belongs to; without any of them a new one.
@@ -99,6 +101,8 @@ class AsyncCarrel:
             limits=limits,
             idle_timeout=idle_timeout,
             max_lifetime=max_lifetime,
+            standby_after=standby_after,
+            hibernate_after=hibernate_after,
             spec=spec,
         )
         value = await self._http.json(open_sandbox(body))

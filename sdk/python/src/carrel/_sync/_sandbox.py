@@ -168,10 +168,20 @@ class Sandbox:
         labels: Optional[Mapping[str, str]] = None,
         idle_timeout: Optional[float] = None,
         max_lifetime: Optional[float] = None,
+        standby_after: Optional[float] = None,
+        hibernate_after: Optional[float] = None,
     ) -> SandboxInfo:
-        """Changes what is given, in place, or nothing at all."""
-        body = update_body(limits, labels, idle_timeout, max_lifetime)
+        """Changes what is given, in place, or nothing at all. `standby_after`, `hibernate_after`: 0 is never."""
+        body = update_body(limits, labels, idle_timeout, max_lifetime, standby_after, hibernate_after)
         return self._told(self._http.json(patch(self._path, body)))
+
+    def standby(self) -> SandboxInfo:
+        """Frozen when this returns: it keeps its memory, and any call wakes it."""
+        return self._told(self._http.json(post(self._path + "/standby", repeatable=True)))
+
+    def hibernate(self) -> SandboxInfo:
+        """On disk when this returns: it holds no memory, and any call restores it."""
+        return self._told(self._http.json(post(self._path + "/hibernate", repeatable=True)))
 
     def wake(self) -> SandboxInfo:
         """Alive when this returns; `note` says what had become of it."""
