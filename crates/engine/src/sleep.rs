@@ -242,13 +242,7 @@ impl Engine {
     }
 
     /// After a hibernation that came to nothing: frozen again, or running as before.
-    pub(crate) fn stay(
-        &self,
-        record: &Record,
-        frozen: bool,
-        asked: bool,
-        problem: &Problem,
-    ) -> Result<(), Problem> {
+    fn stay(&self, record: &Record, frozen: bool, asked: bool, problem: &Problem) -> Result<(), Problem> {
         // The image may be all that there is of it: whoever comes next finds out, by the row that names it.
         if !self.is_alive(record) {
             return Ok(());

@@ -73,6 +73,7 @@ async fn take(engine: &Engine, record: &Record, tags: &[&str]) -> Snapshot {
 }
 
 /// A state directory and an engine; none, with the reason in the output, where memory cannot be saved.
+#[expect(clippy::print_stdout, reason = "a skip has its reason in the output")]
 fn with_memory() -> Option<(tempfile::TempDir, Engine)> {
     let state = tempfile::tempdir().unwrap();
     let engine = engine(state.path());
