@@ -80,7 +80,7 @@ impl Step {
             12..24 => Step::PythonAppend(value),
             24..31 => Step::PythonRead,
             31..35 => Step::PythonFile(file, text),
-            35..41 => Step::PythonCrash(*lot.one::<&str>(&CRASHES)),
+            35..41 => Step::PythonCrash(lot.one::<&str>(&CRASHES)),
             41..47 => Step::BashSet(value),
             47..52 => Step::BashRead,
             52..53 => Step::BashCrash,
