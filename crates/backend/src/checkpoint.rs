@@ -299,7 +299,8 @@ pub(crate) fn bring_back(
         run(living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
             let word = format!("bringing the processes back: {why}");
-            full(&word).unwrap_or_else(|| Problem::internal(word))
+            let kept = "its image and its files are kept: try again, or close it and go on with its files";
+            full(&word).unwrap_or_else(|| Problem::internal(word).hint(kept))
         })?;
     }
     talk.ask(&Request::Resumed).map(drop)
