@@ -168,11 +168,13 @@ impl Init {
     }
 
     /// Lets the session go on, wherever whoever wrote it to disk has left it: the init first, which then sees to the others.
-    pub(crate) fn go_on(&self) {
+    /// An error: it is dead, and the session with it.
+    pub(crate) fn go_on(&self) -> io::Result<()> {
         if let Some(pidfd) = &*self.pidfd.borrow() {
             let _ = pidfd_send_signal(pidfd, Signal::CONT);
         }
-        self.tell(&Order::GoOn);
+        self.ask(&Order::GoOn, &[])?;
+        self.member().map(drop)
     }
 
     /// The init itself, then its runners.

@@ -323,10 +323,11 @@ impl Agent {
         if self.preparing.take().is_none() {
             return;
         }
-        for session in self.sessions.values() {
-            if let Some(init) = &session.init {
-                init.go_on();
-            }
+        let mut inits = self.sessions.values().filter_map(|session| session.init.as_ref());
+        if inits.any(|init| init.go_on().is_err()) {
+            // Whoever wrote it was killed with its code still in there. Nothing can run in that session any more: the box ends,
+            // so that whoever comes is told, and finds a new one over the same files.
+            carrel_jail::sys::exit_now(1);
         }
         let _ = fs::remove_file(self.saved_file());
         self.last_activity = Instant::now();

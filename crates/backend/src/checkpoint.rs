@@ -169,7 +169,19 @@ pub(crate) fn copy(
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
     let what = what.to_owned();
-    move |error| Problem::internal(format!("{what}: {error}"))
+    move |error| {
+        let word = format!("{what}: {error}");
+        full(&word).unwrap_or_else(|| Problem::internal(word))
+    }
+}
+
+/// That there is no room passes, and says nothing of the sandbox.
+fn full(why: &str) -> Option<Problem> {
+    let is_full = ["No space left", "Disk quota exceeded"].iter().any(|word| why.contains(word));
+    is_full.then(|| {
+        Problem::new(Code::Disk, format!("the host's disk is full: {why}"))
+            .hint("make room on it and try again; nothing of the sandbox is lost")
+    })
 }
 
 fn write_all(
@@ -308,7 +320,9 @@ pub(crate) fn bring_back(
         };
         run(living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
-            Problem::internal(format!("bringing the processes back: {why}"))
+            let word = format!("bringing the processes back: {why}");
+            let kept = "its image and its files are kept: try again, or close it and go on with its files";
+            full(&word).unwrap_or_else(|| Problem::internal(word).hint(kept))
         })?;
     }
     talk.ask(&Request::Resumed).map(drop)
@@ -515,7 +529,7 @@ fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> 
         way: Way::Files(files),
         memory: None,
     };
-    run(living.program, &visit, Stdio::null()).map_err(|said| Problem::internal(format!("{what}: {said}")))
+    run(living.program, &visit, Stdio::null()).map_err(|said| failed(what)(io::Error::other(said)))
 }
 
 /// For [`visit::Visit::memory`]: one for all, ours alone. None where there is no such place.
@@ -555,6 +569,9 @@ fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> 
 /// What CRIU would not write keeps the sandbox in memory, with its reason.
 fn refused(log: &Path, said: &str) -> Problem {
     let why = last_error(log).unwrap_or_else(|| said.to_owned());
+    if let Some(problem) = full(&why) {
+        return problem;
+    }
     Problem::new(Code::Unsupported, format!("the sandbox cannot be written to disk: {why}"))
         .hint("it stays in memory; what it holds (io_uring, userfaultfd, a device) is not for CRIU")
 }

@@ -257,8 +257,10 @@ impl Engine {
         } else {
             self.registry.set_awake(&record.id, false)?;
         }
-        // Whoever asked is told; of others, the row is all that anybody sees. A caller in the way is gone the next time.
-        if again && (!asked || problem.code == Code::Unsupported) && problem.code != Code::Conflict {
+        // Whoever asked is told; of others, the row is all that anybody sees. A caller in the way, or
+        // a full disk, may be gone the next time.
+        let passes = matches!(problem.code, Code::Conflict | Code::Disk);
+        if again && (!asked || problem.code == Code::Unsupported) && !passes {
             self.registry.set_standby_reason(&record.id, &problem.message)?;
         }
         Ok(())

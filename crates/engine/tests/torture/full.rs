@@ -3,7 +3,7 @@
 use std::{fs::File, io::Write, path::Path};
 
 use carrel_engine::State;
-use carrel_proto::guest::Language::Python;
+use carrel_proto::{guest::Language::Python, problem::Code};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::world::{close_all, in_time, key, open, run, wish};
@@ -64,8 +64,7 @@ async fn a_full_disk_keeps_a_sandbox_awake() {
             in_time("standby", engine.standby(&record)).await.unwrap();
         }
         let problem = in_time("hibernate", engine.hibernate(&record)).await.unwrap_err();
-        assert!(!problem.message.is_empty() && !problem.hint.is_empty(), "{problem:?}");
-        println!("{}: {}", problem.code.as_str(), problem.message);
+        assert_eq!((problem.code, problem.hint.is_empty()), (Code::Disk, false), "{problem:?}");
         let expected = if frozen { State::Standby } else { State::Running };
         assert_eq!(engine.record(&record.id).unwrap().unwrap().state, expected);
         assert_eq!(same().await, sum);

@@ -8,14 +8,18 @@ use std::{
     time::Duration,
 };
 
-use carrel_engine::State;
-use carrel_proto::guest::Language::{Bash, Python};
+use carrel_engine::{Note, State};
+use carrel_proto::{
+    guest::Language::{Bash, Python},
+    outcome::SessionState,
+    problem::Code,
+};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     race,
-    world::{Lot, close_all, in_time, key, open, rounds, run, seed, wish},
+    world::{Lot, Ran, close_all, in_time, key, open, rounds, run, seed, wish},
 };
 
 const TASK: &str = "CARREL_TORTURE_TASK";
@@ -32,6 +36,15 @@ pub(crate) enum Task {
     Standby { state: PathBuf },
     Hibernate { state: PathBuf },
     Wake { state: PathBuf },
+}
+
+/// Who is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Alone,
+    Group,
+    /// With all that it has started, as a service manager does it.
+    Tree,
 }
 
 /// Another process of this program, in a group of its own. Ended when dropped.
@@ -64,16 +77,25 @@ impl Child {
         std::iter::from_fn(|| self.word()).collect()
     }
 
-    fn kill(&mut self, group: bool) {
+    fn kill(&mut self, reach: Reach) {
         let pid = Pid::from_child(&self.process);
-        let _ = if group { kill_process_group(pid, Signal::KILL) } else { kill_process(pid, Signal::KILL) };
+        // Those below it first: afterwards nobody knows them.
+        if reach == Reach::Tree {
+            for below in carrel_jail::tree::below(pid.as_raw_nonzero().get()) {
+                let _ = kill_process(Pid::from_raw(below).unwrap(), Signal::KILL);
+            }
+        }
+        let _ = match reach {
+            Reach::Alone => kill_process(pid, Signal::KILL),
+            Reach::Group | Reach::Tree => kill_process_group(pid, Signal::KILL),
+        };
         self.process.wait().unwrap();
     }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
-        self.kill(true);
+        self.kill(Reach::Group);
     }
 }
 
@@ -107,6 +129,8 @@ async fn another_process() {
     }
 }
 
+const ALL: [Reach; 3] = [Reach::Alone, Reach::Group, Reach::Tree];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Standby,
@@ -114,8 +138,16 @@ enum Victim {
     Wake,
 }
 
+const SETUP_PYTHON: &str = "n = 0; big = bytes(8 << 20)";
+const SETUP_BASH: &str = "b=0; (while :; do sleep 1; done) & true";
+
+fn is_told_as_lost(ran: &Ran) -> bool {
+    let code = ran.outcome.problem.as_ref().map(|problem| problem.code);
+    code == Some(Code::StateLost) && ran.outcome.session_state == SessionState::Lost
+}
+
 /// Kills whoever does `victim` at a moment drawn by lot, again and again.
-async fn kill(victim: Victim) {
+async fn kill(victim: Victim, reaches: &[Reach]) {
     let seed = seed();
     let mut lot = Lot::new(seed);
     let state = tempfile::tempdir().unwrap();
@@ -130,9 +162,11 @@ async fn kill(victim: Victim) {
         println!("skipped: {}", problem.message);
         return close_all(state.path()).await;
     }
-    run(&engine, &record, Python, "n = 0; big = bytes(8 << 20)").await.unwrap();
-    run(&engine, &record, Bash, "b=0; (while :; do sleep 1; done) & true").await.unwrap();
-    let mut ends = std::collections::BTreeMap::new();
+    run(&engine, &record, Python, SETUP_PYTHON).await.unwrap();
+    // Where a shell may die, no job of it outlives it.
+    let setup_bash = if reaches == [Reach::Tree] { "b=0" } else { SETUP_BASH };
+    run(&engine, &record, Bash, setup_bash).await.unwrap();
+    let (mut ends, mut lost) = (std::collections::BTreeMap::new(), 0);
     for round in 0..rounds() {
         let task = match victim {
             Victim::Standby => Task::Standby { state: state.path().into() },
@@ -142,15 +176,14 @@ async fn kill(victim: Victim) {
                 Task::Wake { state: state.path().into() }
             }
         };
-        let (moment, group) = (Duration::from_micros(lot.below(LATEST_US)), lot.below(2) == 0);
-        let what =
-            format!("CARREL_TORTURE_SEED={seed}, round {round}, killed after {moment:?}, group: {group}");
+        let (moment, reach) = (Duration::from_micros(lot.below(LATEST_US)), *lot.one(reaches));
+        let what = format!("CARREL_TORTURE_SEED={seed}, round {round}, killed after {moment:?}, {reach:?}");
         tokio::task::spawn_blocking(move || {
             let mut child = Child::start(&task);
             assert_eq!(child.word().as_deref(), Some("ready"));
             // Not for anything to happen: the moment of the kill is the test.
             std::thread::sleep(moment);
-            child.kill(group);
+            child.kill(reach);
         })
         .await
         .unwrap();
@@ -160,30 +193,59 @@ async fn kill(victim: Victim) {
         if lot.below(2) == 0 {
             engine.sweep().unwrap();
         }
-        let found = in_time(&what, engine.sandbox(&key(NAME), &wish())).await.unwrap();
-        assert_eq!((found.note, found.created, found.record.state), (None, false, State::Running), "{what}");
-        let ran = run(&engine, &found.record, Python, "n += 1; print(n, len(big))").await;
-        let ran = ran.unwrap_or_else(|problem| panic!("{what}: {problem:?}"));
-        assert_eq!(ran.out, format!("{} {}", round + 1, 8 << 20), "{what}: {ran:?}");
-        let ran = run(&engine, &found.record, Bash, "b=$((b + 1)); echo $b; jobs -p | wc -l").await;
-        let ran = ran.unwrap_or_else(|problem| panic!("{what}: {problem:?}"));
-        assert_eq!(ran.out, format!("{}\n1", round + 1), "{what}: {ran:?}");
+        let mut found = in_time(&what, engine.sandbox(&key(NAME), &wish())).await.unwrap();
+        // Whoever is stopped with foreign code in it may not live on: then that is said, and nothing else is true.
+        let honest = victim == Victim::Hibernate && reach == Reach::Tree;
+        let mut gone = honest && found.note == Some(Note::Revived);
+        assert!(gone || found.note.is_none(), "{what}: {:?}", found.note);
+        assert_eq!((found.created, found.record.state), (false, State::Running), "{what}");
+        for (language, setup, count, expected) in [
+            (Python, SETUP_PYTHON, "n += 1; print(n, len(big))", format!("{} {}", round + 1, 8 << 20)),
+            (Bash, setup_bash, "b=$((b + 1)); echo $b; jobs -p | wc -l", format!("{}\n1", round + 1)),
+        ] {
+            let ran = if gone { None } else { Some(run(&engine, &found.record, language, count).await) };
+            match ran {
+                Some(Ok(ran)) if honest && is_told_as_lost(&ran) => {}
+                Some(Ok(ran)) => {
+                    let (out, expected) = match honest {
+                        true => (ran.out.lines().next(), expected.lines().next()),
+                        false => (Some(ran.out.as_str()), Some(expected.as_str())),
+                    };
+                    assert_eq!(out, expected, "{what}: {ran:?}");
+                    continue;
+                }
+                Some(Err(problem)) if honest && problem.code == Code::AgentLost => {
+                    gone = true;
+                    found = in_time(&what, engine.sandbox(&key(NAME), &wish())).await.unwrap();
+                }
+                Some(Err(problem)) => panic!("{what}: {problem:?}"),
+                None => {}
+            }
+            lost += 1;
+            run(&engine, &found.record, language, setup).await.unwrap();
+            run(&engine, &found.record, language, &format!("n={n}\nb={n}", n = round + 1)).await.unwrap();
+        }
     }
-    println!("{victim:?}: found {ends:?}");
+    println!("{victim:?}: found {ends:?}, {lost} interpreters lost");
     close_all(state.path()).await;
 }
 
 #[tokio::test]
 async fn killed_while_it_is_frozen() {
-    kill(Victim::Standby).await;
+    kill(Victim::Standby, &ALL).await;
 }
 
 #[tokio::test]
 async fn killed_while_it_is_written_to_disk() {
-    kill(Victim::Hibernate).await;
+    kill(Victim::Hibernate, &[Reach::Alone, Reach::Group]).await;
 }
 
 #[tokio::test]
 async fn killed_while_it_is_brought_back() {
-    kill(Victim::Wake).await;
+    kill(Victim::Wake, &ALL).await;
+}
+
+#[tokio::test]
+async fn killed_with_the_program_that_writes_it() {
+    kill(Victim::Hibernate, &[Reach::Tree]).await;
 }
