@@ -630,16 +630,23 @@ def fork_spare(number):
         slot = dup2(theirs, next(slot for slot in SLOTS if slot not in held), False)
     finally:
         close(theirs)
+    done = posix.pipe() if handles else ()
     call.sparing = True
     try:
         pid = posix.fork()
     except OSError:
-        close(ours), close(slot)
+        for fd in (ours, slot, *done):
+            close(fd)
         raise
     finally:
         call.sparing = False
     if pid:
         close(ours)
+        if handles:
+            # What user code closes in its next call must be closed by then: a port is free, a reader sees the end.
+            close(done[1])
+            attempt(posix.read, done[0], 1)
+            close(done[0])
         SPARES.append((pid, slot, number))
         FAULTS[pid] = before
         OWN.add(pid)
@@ -649,6 +656,8 @@ def fork_spare(number):
     try:
         FAULTS[None] = before
         closed = disconnect(handles)
+        for fd in done:
+            close(fd)
         wait_in_reserve(ours, slot, parent)
         take_over(number, timers, closed)
     except BaseException:
