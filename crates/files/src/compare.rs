@@ -155,6 +155,9 @@ mod tests {
             std::fs::write(root.join("d/changed"), text).unwrap();
             std::os::unix::fs::symlink(text, root.join("link")).unwrap();
         }
+        // Both were written within one tick of the kernel's clock, perhaps.
+        let changed = std::fs::File::options().write(true).open(b.join("d/changed")).unwrap();
+        changed.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
         std::fs::write(a.join("d.txt"), "sorted after d/ by steps, before it by bytes").unwrap();
         std::fs::create_dir(a.join("gone")).unwrap();
         std::fs::write(a.join("gone/file"), "").unwrap();
