@@ -82,13 +82,7 @@ impl Agent {
         };
         let set: BTreeSet<String> = session.own.keys().cloned().collect();
         let (cwd, age) = (session.cwd.clone(), session.opened.elapsed().unwrap_or_default());
-        let processes: Vec<u32> = self
-            .processes
-            .iter()
-            .filter(|(_, process)| process.session == *name)
-            .map(|(id, _)| *id)
-            .collect();
-        let (jobs, jobs_total) = self.jobs(&processes);
+        let processes = self.processes_of(name);
         let ports = self.listeners();
         let mut brief = Brief {
             session: name.clone(),
@@ -96,8 +90,8 @@ impl Agent {
             age_ms: millis(age),
             interpreters: Vec::new(),
             environment: Environment::default(),
-            jobs,
-            jobs_total,
+            jobs: Vec::new(),
+            jobs_total: 0,
             ports_total: u64::try_from(ports.len()).unwrap_or(u64::MAX),
             ports: ports.into_iter().take(MOST).collect(),
             files: self.changes.all(),
@@ -130,7 +124,7 @@ impl Agent {
     /// An interpreter from outside, and whether its driver was asked for more.
     fn interpreter_brief(&mut self, id: u32) -> Option<(InterpreterBrief, bool)> {
         let interpreter = self.interpreters.get(&id)?;
-        let main = self.processes.get(&id).and_then(|process| process::main_of(process.runner.child.pid));
+        let main = self.processes.get(&id).and_then(|process| process.runner.main());
         let cwd = main.and_then(|pid| fs::read_link(format!("/proc/{pid}/cwd")).ok());
         let exec = interpreter.current;
         let busy = exec.and_then(|number| self.execs.get(&number)?.running_for());
@@ -215,10 +209,17 @@ impl Agent {
             }
         }
         for at in done.into_iter().rev() {
-            let inquiry = self.inquiries.swap_remove(at);
+            let mut inquiry = self.inquiries.swap_remove(at);
+            // Last: by now every driver that was asked has said which of its processes are not the user's.
+            let brief = &mut inquiry.brief;
+            (brief.jobs, brief.jobs_total) = self.jobs(&self.processes_of(&brief.session));
             let (connection, tag) = (inquiry.connection, inquiry.tag);
             self.reply(connection, tag, &Event::Brief(Box::new(inquiry.finish())));
         }
+    }
+
+    fn processes_of(&self, session: &SessionName) -> Vec<u32> {
+        self.processes.iter().filter(|(_, process)| process.session == *session).map(|(id, _)| *id).collect()
     }
 
     /// Commands of the session that run, and what its processes have left in the background.

@@ -47,6 +47,7 @@ pub(crate) struct Session {
 }
 
 const SIGINT: u8 = 2;
+const SIGKILL: u8 = 9;
 
 /// A started runner and the line to it.
 #[derive(Debug)]
@@ -94,6 +95,8 @@ impl Runner {
 
     /// Ends everything below the runner.
     pub(crate) fn kill_all(&self) {
+        // One that has not started its process yet finds this when it has.
+        self.signal(SIGKILL);
         match &self.init {
             Some((init, inner)) => init.kill_below(*inner),
             None => tree::kill_below(self.child.pid),
