@@ -89,9 +89,9 @@ impl Client {
         Self { stream: BufReader::with_capacity(1 << 20, Box::new(stream)) }
     }
 
-    /// A sandbox of this name; its id.
-    pub(crate) fn sandbox(&mut self, name: &str) -> Result<String, Problem> {
-        let body = json!({"name": name, "limits": {"disk": 16 << 20, "output": 256 << 20}});
+    /// A sandbox of this name, so many calls of which can be taken back; its id.
+    pub(crate) fn sandbox(&mut self, name: &str, undo_calls: u32) -> Result<String, Problem> {
+        let body = json!({"name": name, "undo_calls": undo_calls, "limits": {"disk": 16 << 20, "output": 256 << 20}});
         let made: Value =
             serde_json::from_slice(&self.ask("POST", "/v1/sandboxes", &body.to_string())?).map_err(failed)?;
         made["id"].as_str().map(str::to_owned).ok_or_else(|| failed(made))

@@ -282,8 +282,11 @@ fn measure_mcp(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
 fn measure_http(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
     let daemon = http::Daemon::start(&mcp::program()?, world.state())?;
     let (mut unix, mut tcp) = (daemon.unix()?, daemon.tcp()?);
-    let id = unix.sandbox("http-warm")?;
+    let id = unix.sandbox("http-warm", 0)?;
     unix.run(&id)?;
+    let careful = unix.sandbox("http-undo", DEFAULT_UNDO)?;
+    unix.run(&careful)?;
+    let mut kept = Samples::default();
     let (mut floor, mut by_unix, mut by_tcp) = (Samples::default(), Samples::default(), Samples::default());
     let (mut alone, mut beside) = (Samples::default(), Samples::default());
     for _ in 0..rounds {
@@ -293,6 +296,7 @@ fn measure_http(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
         for _ in 0..WARM {
             by_unix.add(unix.run(&id)?);
             by_tcp.add(tcp.run(&id)?);
+            kept.add(unix.run(&careful)?);
         }
     }
     let flood = unix.flood(&id, HTTP_FLOOD)?;
@@ -301,7 +305,7 @@ fn measure_http(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
     }
     let count = IDLE_SANDBOXES[usize::from(rounds == ROUNDS)];
     for number in 0..count {
-        unix.sandbox(&format!("http-idle-{number}"))?;
+        unix.sandbox(&format!("http-idle-{number}"), 0)?;
     }
     for _ in 0..rounds * WARM {
         beside.add(unix.run(&id)?);
@@ -309,6 +313,7 @@ fn measure_http(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
     Ok(vec![
         Row::floor(&floor),
         Row::ratio("HTTP: warm python `run`, unix socket", &by_unix, &floor, Target::AtMost(1.0)),
+        Row::ratio("  the same, 3 calls can be taken back", &kept, &floor, Target::None),
         Row::ratio("HTTP: warm python `run`, TCP keep-alive", &by_tcp, &floor, Target::AtMost(1.2)),
         Row::ratio(
             &format!("HTTP: warm with {count} idle against alone"),

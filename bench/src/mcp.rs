@@ -31,6 +31,9 @@ pub(crate) fn program() -> Result<PathBuf, Problem> {
     }
 }
 
+/// Warm calls are measured without copies of the interpreter; what those cost has rows of its own.
+const UNDO: (&str, &str) = ("CARREL_SESSION_UNDO_CALLS", "0");
+
 /// A server on pipes.
 pub(crate) struct Pipes {
     child: Child,
@@ -47,6 +50,7 @@ impl Pipes {
             .arg("--state")
             .arg(state)
             .arg("mcp")
+            .env(UNDO.0, UNDO.1)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -126,6 +130,7 @@ impl Http {
             .arg("--state")
             .arg(state)
             .args(["mcp", "--http", "127.0.0.1:0", "--insecure-no-auth"])
+            .env(UNDO.0, UNDO.1)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
