@@ -10,6 +10,7 @@ mod http;
 mod mcp;
 mod memory;
 mod sandbox;
+mod sleep;
 
 use std::{
     io::Write,
@@ -52,9 +53,10 @@ async fn main() -> ExitCode {
     let measured = match only.as_deref().map(|word| (word, Language::parse(word))) {
         None => measure(rounds).await,
         Some(("standby", _)) => measure_wake(rounds).await,
+        Some(("sleep", _)) => measure_sleep(rounds).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
         Some((_, None)) => {
-            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node or standby"))
+            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node, standby or sleep"))
         }
     };
     match measured {
@@ -106,6 +108,10 @@ async fn measure_cold(rounds: usize, language: Language) -> Result<Vec<Row>, Pro
     }
     let name = format!("create to first result, {}", language.as_str());
     Ok(vec![Row::floor(&floor), Row::ratio(&name, &cold, &floor, Target::None)])
+}
+
+async fn measure_sleep(rounds: usize) -> Result<Vec<Row>, Problem> {
+    sleep::measure(&World::open()?, rounds).await
 }
 
 /// Waking from standby, and what the same call takes when it is awake.
@@ -232,6 +238,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         world.close(session).await?;
     }
     if has(Language::Python) {
+        rows.extend(sleep::measure(&world, rounds).await?);
         rows.extend(measure_mcp(&world, rounds)?);
         rows.extend(measure_http(&world, rounds)?);
         world.close_all().await?;

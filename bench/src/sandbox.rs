@@ -155,9 +155,28 @@ impl World {
         self.awake(language).await.map(Some)
     }
 
+    pub(crate) async fn run(&self, record: &Record, code: &str) -> Result<(), Problem> {
+        let mut call = self.engine.run(record, run(Language::Python, code)).await?;
+        finish(&mut call).await.map(drop)
+    }
+
+    pub(crate) async fn hibernate(&self, record: &Record) -> Result<(), Problem> {
+        self.engine.hibernate(record).await.map(drop)
+    }
+
+    /// One copy of a living sandbox.
+    pub(crate) async fn fork(&self, record: &Record) -> Result<Record, Problem> {
+        let mut forked = self.engine.fork(record, 1, None, None).await?;
+        forked.forks.pop().map(|fork| fork.record).ok_or_else(|| Problem::internal("no fork came of it"))
+    }
+
     /// The call of a caller that knows its sandbox's key and nothing else.
     pub(crate) async fn awake(&self, language: Language) -> Result<Duration, Problem> {
-        let key = "user:bench:warm".parse().map_err(Problem::internal)?;
+        self.awake_by_name("warm", language).await
+    }
+
+    pub(crate) async fn awake_by_name(&self, name: &str, language: Language) -> Result<Duration, Problem> {
+        let key = format!("user:bench:{name}").parse().map_err(Problem::internal)?;
         let start = Instant::now();
         let found = self.engine.sandbox(&key, &wish()).await?;
         let mut call = self.engine.run(&found.record, run(language, "1")).await?;
