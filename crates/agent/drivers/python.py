@@ -1346,6 +1346,8 @@ def length(axis, array):
     data, numbers = item(kept, "_data"), item(kept, "_range")
     if type(numbers) is range:
         return len(numbers)
+    if type(data) is not array:  # texts, since pandas 3, are in an array that C keeps in another
+        data = field(data, "_ndarray")
     return sizes(field(data, "shape"))[0] if type(data) is array else None
 
 

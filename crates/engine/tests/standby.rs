@@ -156,7 +156,9 @@ async fn any_call_wakes_it_and_finds_it_as_it_was() {
 async fn a_frozen_process_stands_still_and_goes_on_where_it_was() {
     let state = tempfile::tempdir().unwrap();
     let engine = engine(state.path());
-    let Some(record) = asleep(&engine, &wish(), "(while :; do echo x >> beat; done) & true").await else {
+    let Some(record) =
+        asleep(&engine, &wish(), "echo x > beat; (while :; do echo x >> beat; done) & true").await
+    else {
         return;
     };
     let beat = || {

@@ -94,7 +94,7 @@ async fn calls_that_overlap_say_so() {
 }
 
 /// A child is its parent's image until it has become its own.
-const IS_SLEEP: &str = "until [[ $(</proc/$!/comm) == sleep ]]; do :; done";
+const IS_SLEEP: &str = "until [[ $(tr '\\0' ' ' </proc/$!/cmdline) == sleep* ]]; do :; done";
 
 #[tokio::test]
 async fn what_keeps_running_is_named() {
