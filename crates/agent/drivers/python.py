@@ -1315,8 +1315,11 @@ def measured(label, value, classes):
     array, frame, series, tensor = classes
     kind, entries = type(value), []
     if kind is frame or kind is series:
-        # A table's axes: the manager's, which C keeps. pandas moved the classes around them more than once.
-        axes = field(item(field(value, "__dict__"), "_mgr"), "axes")
+        # A table's axes: the manager's, which C keeps for some and the object itself for others. pandas moved them more than once.
+        manager = item(field(value, "__dict__"), "_mgr")
+        axes = field(manager, "axes")
+        if axes is None:
+            axes = item(field(manager, "__dict__") or {}, "axes")
         shape = [length(axis, array) for axis in (axes if type(axes) is list else ())][::-1]
     else:
         shape = sizes(field(value, "shape"))
