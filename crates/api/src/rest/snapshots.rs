@@ -353,7 +353,7 @@ struct DiffQuery {
 
 /// One file that differs.
 #[derive(ToSchema)]
-#[schema(as = FileChange)]
+#[schema(as = ComparedFile)]
 #[expect(dead_code, reason = "describes what the engine's own type is written as")]
 struct ChangeShape {
     path: String,
@@ -363,7 +363,7 @@ struct ChangeShape {
 }
 
 #[derive(ToSchema)]
-#[schema(as = FileChanges)]
+#[schema(as = ComparedFiles)]
 #[expect(dead_code, reason = "describes what the engine's own type is written as")]
 struct ChangesShape {
     /// Of all of them.

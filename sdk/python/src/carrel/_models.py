@@ -121,36 +121,36 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class FileChange:
+class ComparedFile:
     path: str
     kind: str
     size: int
 
 
 @dataclass(frozen=True)
-class FileChanges:
+class ComparedFiles:
     """`count` is of all of them, `files` has the first 1000."""
 
     count: int
-    files: List[FileChange]
+    files: List[ComparedFile]
 
     @staticmethod
-    def parse(value: Json) -> FileChanges:
-        files = [FileChange(str(one["path"]), str(one["kind"]), int(one["size"])) for one in value.get("files") or []]
-        return FileChanges(int(value.get("count") or 0), files)
+    def parse(value: Json) -> ComparedFiles:
+        files = [ComparedFile(str(one["path"]), str(one["kind"]), int(one["size"])) for one in value.get("files") or []]
+        return ComparedFiles(int(value.get("count") or 0), files)
 
 
 @dataclass(frozen=True)
 class Diff:
     """What has become of files."""
 
-    added: FileChanges
-    changed: FileChanges
-    removed: FileChanges
+    added: ComparedFiles
+    changed: ComparedFiles
+    removed: ComparedFiles
 
     @staticmethod
     def parse(value: Json) -> Diff:
-        return Diff(*(FileChanges.parse(value[name]) for name in ("added", "changed", "removed")))
+        return Diff(*(ComparedFiles.parse(value[name]) for name in ("added", "changed", "removed")))
 
 
 @dataclass(frozen=True)

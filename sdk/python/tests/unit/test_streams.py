@@ -215,7 +215,9 @@ def test_events_are_taken_up() -> None:
 def test_events_are_taken_up_also_before_the_first() -> None:
     def answer(request: httpx.Request, number: int) -> Answer:
         if number == 1:
-            return httpx.Response(200, headers={"content-type": "text/event-stream", "last-event-id": "7"}, content=b"id: 7\n\n")
+            return httpx.Response(
+                200, headers={"content-type": "text/event-stream", "last-event-id": "7"}, content=b"id: 7\n\n"
+            )
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=events(request))
 
     daemon = Daemon(answer)
