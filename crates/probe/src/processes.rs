@@ -50,12 +50,12 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe::light("setns-any", "enter the namespaces of any visible process", setns_any),
 ];
 
-/// Whether a process of carrel's belongs into a session besides its init, which is pid 1: a runner, whose parent (the
-/// agent) is outside and so has no number here. A name alone excuses nobody.
+/// Whether a process of carrel's belongs into a session besides its init, which is pid 1: a runner, whose parent is
+/// the init. A name alone excuses nobody.
 fn is_runner(pid: i32, comm: &str) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim);
-    comm.trim() == "carrel-runner" && parent == Some("0")
+    comm.trim() == "carrel-runner" && parent == Some("1")
 }
 
 /// Whether a command line is of carrel's supervisors (not of this program).

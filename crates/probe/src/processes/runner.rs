@@ -105,9 +105,10 @@ fn trace(pid: i32) -> Outcome {
     ])
 }
 
-/// CAP_KILL, by which a stub ends processes of the box's user, and nothing else.
+/// CAP_KILL, by which a stub ends processes of the box's user, and nothing else; the init also has what it starts them with.
 fn runner_rights(_: &Facts) -> Outcome {
     const KILL: u64 = 1 << 5;
+    const INIT: u64 = KILL | 1 << 6 | 1 << 7 | 1 << 8;
     let mut found = Vec::new();
     let mut seen = 0;
     for pid in look::pids().into_iter().filter(|pid| look::cmdline(*pid) == "carrel agent") {
@@ -117,7 +118,9 @@ fn runner_rights(_: &Facts) -> Outcome {
             let Some((set, bits)) = line.split_once(':').filter(|(set, _)| set.starts_with("Cap")) else {
                 continue;
             };
-            if u64::from_str_radix(bits.trim(), 16).is_ok_and(|bits| bits & !KILL != 0) {
+            if u64::from_str_radix(bits.trim(), 16)
+                .is_ok_and(|bits| bits & !(if pid == 1 { INIT } else { KILL }) != 0)
+            {
                 found.push(format!("{pid} {set} {}", bits.trim()));
             }
         }
