@@ -41,27 +41,39 @@ mod undo;
 mod usage;
 mod variables;
 
-use std::{env, process::ExitCode};
+use std::{env, io, process::ExitCode};
+
+use carrel_jail::sys::SingleThread;
+use carrel_proto::guest::AgentConfig;
 
 fn main() -> ExitCode {
     let code = match env::args().nth(1).as_deref() {
-        Some("stage") => carrel_jail::stage::run(),
+        Some("stage") => carrel_jail::stage::run(serve),
         Some("visit") => carrel_jail::visit::run(),
         Some("init") => init::run_renewed(),
         Some("runner") => runner::run_renewed(),
-        Some("agent") => match serve::run() {
-            Ok(()) => 0,
-            Err(error) => {
-                say(&format!("the agent ends: {error}"));
-                1
-            }
-        },
+        Some("agent") => told(serve::run()),
         _ => {
             say("this program is started by carrel, not by hand");
             2
         }
     };
     u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// The agent in the process of its stage.
+fn serve(thread: SingleThread, config: AgentConfig) -> i32 {
+    told(serve::run_with(thread, config))
+}
+
+fn told(ended: io::Result<()>) -> i32 {
+    match ended {
+        Ok(()) => 0,
+        Err(error) => {
+            say(&format!("the agent ends: {error}"));
+            1
+        }
+    }
 }
 
 /// Standard error is the agent's log; when it is gone there is nobody to tell.

@@ -10,7 +10,10 @@ use std::{
 };
 
 use carrel_files::Root;
-use carrel_jail::sys::{self, SingleThread};
+use carrel_jail::{
+    stage::CONFIG,
+    sys::{self, SingleThread},
+};
 use carrel_proto::{
     frame::{Body, Stream},
     guest::{AgentConfig, EndReason, Language},
@@ -40,8 +43,6 @@ use crate::{
     sleep::Resuming,
 };
 
-/// The descriptor that the stage hands the configuration over on.
-const CONFIG: i32 = 3;
 /// Callers at once: a daemon needs one, a handful of CLI calls a few.
 const MAX_CONNECTIONS: usize = 256;
 /// So long after the last request or end, nobody is in the middle of a row of calls.
@@ -102,10 +103,14 @@ pub(crate) fn reap() {
 /// Reads the configuration and serves until the end.
 pub(crate) fn run() -> io::Result<()> {
     let thread = SingleThread::witness()?;
-    sys::ignore_sigpipe();
     let mut text = String::new();
     File::from(sys::inherited(CONFIG)?).read_to_string(&mut text)?;
-    let config: AgentConfig = serde_json::from_str(&text)?;
+    run_with(thread, serde_json::from_str(&text)?)
+}
+
+/// Serves until the end, in a process whose descriptors are those that the configuration names.
+pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<()> {
+    sys::ignore_sigpipe();
     let listener = UnixListener::from(sys::inherited(config.listener)?);
     listener.set_nonblocking(true)?;
     let meters = Meters::new(&config.meters);

@@ -186,7 +186,8 @@ impl Jail {
         let scope = self.hierarchy.scope(request.id.as_str());
         let stage = match &scope {
             Some(scope) => stages::start(scope.command(&request.limits, &agent)),
-            None => self.stages.take(&agent),
+            None if jailed => self.stages.take(&agent),
+            None => stages::start(stages::bare(&agent)),
         };
         let stage = stage.map_err(failed("starting the agent's program"))?;
         for made in [self.mount_point(), request.directory.join("spool")] {

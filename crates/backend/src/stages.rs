@@ -6,7 +6,10 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::{
         fd::OwnedFd,
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
     },
     path::Path,
     process::{Child, Command, Stdio},
@@ -15,7 +18,7 @@ use std::{
 };
 
 use carrel_jail::{
-    stage::{BoxSpec, CgroupSpec, Failure, Report},
+    stage::{self, BoxSpec, CgroupSpec, Failure, Report},
     work,
 };
 use carrel_proto::problem::{Code, Problem};
@@ -55,7 +58,7 @@ impl Stages {
             }
         }
         // What goes wrong here goes wrong again where it can be told.
-        let started = start(bare(agent));
+        let started = start(awaiting(agent));
         lock(&self.0).stages.extend(started);
     }
 
@@ -67,7 +70,7 @@ impl Stages {
         let ended = |stage: &mut Stage| !matches!(stage.child.try_wait(), Ok(None));
         waiting.stages.retain_mut(|stage| !ended(stage));
         if waiting.stages.is_empty() {
-            waiting.stages.extend(start(bare(agent)));
+            waiting.stages.extend(start(awaiting(agent)));
         }
     }
 
@@ -78,7 +81,7 @@ impl Stages {
                 waiting.expected = waiting.expected.saturating_sub(1);
                 waiting.stages.pop()
             };
-            let Some(mut stage) = next else { return start(bare(agent)) };
+            let Some(mut stage) = next else { return start(awaiting(agent)) };
             // One that was not needed at its time may have been ended since.
             if matches!(stage.child.try_wait(), Ok(None)) {
                 return Ok(stage);
@@ -97,7 +100,14 @@ impl Drop for Stages {
     }
 }
 
-fn bare(agent: &Path) -> Command {
+/// One that may prepare a jail before it knows which, and goes on as its agent.
+fn awaiting(agent: &Path) -> Command {
+    let mut command = bare(agent);
+    command.arg0("carrel").env(stage::AWAITED.0, stage::AWAITED.1);
+    command
+}
+
+pub(crate) fn bare(agent: &Path) -> Command {
     let mut command = Command::new(agent);
     command.env_clear();
     command

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! backend ── spawns ──> stage (host namespaces, one thread)
+//!                         │ ahead of its work, as root: network, IPC and host name
 //!                         │ binds the socket, opens the binds, joins the cgroup
 //!                         ├─ clone3 ──> child (all namespaces new)
 //!                         │ writes the id maps    │ waits for the maps
@@ -11,6 +12,10 @@
 //! Its standard input is a socket, on which its work comes and, where it was bound in advance, the agent's own socket.
 //! The stage answers on its standard output: one [`Report`] per line. End of file without an error is success,
 //! because the child's copy closes when it becomes the agent.
+//!
+//! A stage that was started to wait for a jail ([`AWAITED`]) makes of the box what takes longest and depends on nothing, the
+//! network, before it is told more; and its child goes on as the agent in the same program, because starting that again takes as
+//! long as `/bin/true`. Others (systemd's scopes, weak isolation) start the agent's program anew.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,14 +31,15 @@ use std::{
 use carrel_proto::guest::{AgentConfig, Meters, Places};
 use rustix::{
     fs::{Gid, MemfdFlags, Mode, OFlags, Uid, memfd_create},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with},
     pipe::{PipeFlags, pipe_with},
-    process::setsid,
+    process::{DumpableBehavior, set_dumpable_behavior, setsid},
     system::sethostname,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    caps, mounts, net, session,
+    caps, mounts, net,
     sys::{self, Forked, SingleThread},
     userns::{self, Ids},
     work,
@@ -111,16 +117,25 @@ impl<T, E: Into<io::Error>> OrFail<T> for Result<T, E> {
     }
 }
 
-const NAMESPACES: i32 = libc::CLONE_NEWUSER
-    | libc::CLONE_NEWNS
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS;
+const NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+/// Those that a stage can make before it knows which box they are for.
+const NETWORK: i32 = libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
+/// The one variable of a stage that waits for a jail: as long as the agent's own, which takes its place.
+pub const AWAITED: (&str, &str) = ("CARREL_AWAITED", "--------------------");
+/// The one variable of an agent. The host's owner can read it and user code cannot: the stubs of a session share this
+/// command line.
+const SANDBOX: &str = "CARREL_SANDBOX";
+
+/// Callers that wait for the agent to hear them: as many as the host allows.
+const BACKLOG: i32 = -1;
+
+/// The agent, from its configuration to its end; its value is the exit code.
+pub type Serve = fn(SingleThread, AgentConfig) -> i32;
 
 /// The stage's whole life. Reads a [`BoxSpec`] from standard input.
-pub fn run() -> i32 {
-    match try_run() {
+pub fn run(serve: Serve) -> i32 {
+    match try_run(serve) {
         Ok(()) => 0,
         Err(failure) => {
             say(&Report::Failed(failure));
@@ -136,8 +151,17 @@ fn say(report: &Report) {
     let _ = io::stdout().write_all(&line);
 }
 
-fn try_run() -> Result<(), Failure> {
+fn try_run(serve: Serve) -> Result<(), Failure> {
     let thread = SingleThread::witness().or_fail("starting the stage")?;
+    let awaits_jail = std::env::var_os(AWAITED.0).is_some();
+    let networked = awaits_jail && userns::has_many_ids();
+    // Of the host's network: in the box's, user code would find its name in the list of sockets.
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .or_fail("making the agent's socket")?;
+    if networked {
+        sys::unshare_network(&thread).or_fail("making the box's network")?;
+        net::loopback_up().or_fail("bringing up the loopback interface")?;
+    }
     let reading = "reading the description of the box";
     let mut work = work::receive(rustix::stdio::stdin()).or_fail(reading)?;
     let mut spec: BoxSpec = serde_json::from_slice(&work.text).map_err(io::Error::from).or_fail(reading)?;
@@ -148,7 +172,7 @@ fn try_run() -> Result<(), Failure> {
     let listener = match work.listener.take() {
         Some(listener) => UnixListener::from(listener),
         // Relative, so that a deep state directory does not pass the length of a socket's name.
-        None => UnixListener::bind("agent.sock").or_fail("binding the agent's socket")?,
+        None => bind_here(socket).or_fail("binding the agent's socket")?,
     };
 
     match spec.isolation.clone() {
@@ -164,6 +188,9 @@ fn try_run() -> Result<(), Failure> {
         }
         Isolation::Jail { ids, plan } => {
             let privileged = userns::has_many_ids();
+            if networked {
+                sethostname(spec.hostname.as_bytes()).or_fail("naming the box")?;
+            }
             let mut trees = Vec::new();
             if privileged {
                 for step in &plan {
@@ -185,8 +212,10 @@ fn try_run() -> Result<(), Failure> {
             // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
             // namespaces can only be made below one that both descend from.
             let resume = privileged && spec.config.resume;
-            let namespaces = if resume { libc::CLONE_NEWPID as u64 } else { NAMESPACES as u64 };
-            let forked = sys::fork(&thread, namespaces, born_in.as_ref().map(AsFd::as_fd));
+            let all = if networked { NAMESPACES } else { NAMESPACES | NETWORK };
+            let namespaces = if resume { libc::CLONE_NEWPID } else { all };
+            let forked =
+                sys::fork(&thread, namespaces.unsigned_abs().into(), born_in.as_ref().map(AsFd::as_fd));
             match forked.map_err(|error| Failure {
                 namespaces: true,
                 ..Failure::new("making the namespaces", &error)
@@ -217,6 +246,9 @@ fn try_run() -> Result<(), Failure> {
                             *slot = Some(proc);
                         }
                         sys::unshare_box(&thread).or_fail("making the namespaces")?;
+                        if !networked {
+                            sys::unshare_network(&thread).or_fail("making the namespaces")?;
+                        }
                         rustix::io::write(&said, b"m").or_fail("waking the stage")?;
                     }
                     let mut byte = [0];
@@ -224,12 +256,22 @@ fn try_run() -> Result<(), Failure> {
                         // The stage died or gave up; it has said why.
                         sys::exit_now(1);
                     }
-                    let inside = Inside { ids, plan, trees, privileged };
-                    Err(become_agent(&mut spec, &listener, &meters, Some(inside)))
+                    let inside = Inside { ids, plan, trees, privileged, networked };
+                    if awaits_jail && spec.config.sandbox.as_str().len() == AWAITED.1.len() {
+                        go_on_as_agent(thread, spec, &listener, &meters, inside, serve)
+                    } else {
+                        Err(become_agent(&mut spec, &listener, &meters, Some(inside)))
+                    }
                 }
             }
         }
     }
+}
+
+fn bind_here(socket: OwnedFd) -> io::Result<UnixListener> {
+    rustix::net::bind(&socket, &SocketAddrUnix::new("agent.sock")?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
 }
 
 /// Waits for the cgroup and enters it. What a v2 box is born in is opened instead.
@@ -257,8 +299,8 @@ struct Handover {
     processes: Option<File>,
 }
 
-/// Config, listener, then the meters: small numbers right after the standard three.
-const FIRST: i32 = 3;
+/// The configuration of an agent that is started anew; the rest, small numbers as well, is named in it.
+pub const CONFIG: i32 = 3;
 
 impl Handover {
     fn open(spec: &CgroupSpec) -> Result<Self, Failure> {
@@ -290,6 +332,35 @@ struct Inside {
     plan: Vec<mounts::Step>,
     trees: Vec<Option<mounts::Tree>>,
     privileged: bool,
+    /// Its network is there already, with all that belongs to it.
+    networked: bool,
+}
+
+/// In the child of a stage that waited for a jail: the agent, in this very process. Comes back only with what went wrong.
+fn go_on_as_agent(
+    thread: SingleThread,
+    mut spec: BoxSpec,
+    listener: &UnixListener,
+    meters: &Handover,
+    inside: Inside,
+    serve: Serve,
+) -> Result<(), Failure> {
+    let what = "going on as the agent";
+    enter_box(&spec, inside)?;
+    let handed = hand_over(&mut spec, listener, meters, false)?;
+    caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
+    // As after `exec`: its own files in /proc are its own.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).or_fail(what)?;
+    let _ = rustix::thread::set_name(c"agent");
+    sys::appear_as(
+        &format!("{}={}", AWAITED.0, AWAITED.1),
+        &format!("{SANDBOX}={}", spec.config.sandbox.as_str()),
+    )
+    .or_fail(what)?;
+    // From here on there is nobody to tell: the report closes, which is success.
+    sys::place(rustix::stdio::stdin(), 1).or_fail(what)?;
+    sys::close_from(handed.unsigned_abs()).or_fail(what)?;
+    sys::exit_now(serve(thread, spec.config))
 }
 
 /// In the child: everything up to `exec`. Comes back only with what went wrong.
@@ -302,13 +373,11 @@ fn become_agent(
     match prepare(spec, listener, meters, inside) {
         Err(failure) => failure,
         Ok(program) => {
-            // The id is in the environment, which the host's owner can read and user code cannot: the stubs of a
-            // session share this command line.
             let error = Command::new(&program)
                 .arg0("carrel")
                 .arg("agent")
                 .env_clear()
-                .env("CARREL_SANDBOX", spec.config.sandbox.as_str())
+                .env(SANDBOX, spec.config.sandbox.as_str())
                 .exec();
             Failure::new(format!("starting the agent {}", program.display()), &error)
         }
@@ -328,7 +397,7 @@ fn prepare(
             PathBuf::from(Places::AGENT)
         }
     };
-    hand_over(spec, listener, meters)?;
+    hand_over(spec, listener, meters, true)?;
     if matches!(spec.isolation, Isolation::Jail { .. }) {
         caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
     }
@@ -336,7 +405,7 @@ fn prepare(
 }
 
 fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
-    let Inside { ids, plan, trees, privileged } = inside;
+    let Inside { ids, plan, trees, privileged, networked } = inside;
     if privileged {
         userns::become_ids(ids.agent, ids.agent, true).or_fail("changing to the box's ids")?;
     }
@@ -346,44 +415,52 @@ fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
         namespaces: true,
         ..Failure::new("making the cgroup namespace", &error.into())
     })?;
-    sethostname(spec.hostname.as_bytes()).or_fail("naming the box")?;
-    net::loopback_up().or_fail("bringing up the loopback interface")?;
+    if !networked {
+        sethostname(spec.hostname.as_bytes()).or_fail("naming the box")?;
+        net::loopback_up().or_fail("bringing up the loopback interface")?;
+    }
     let user = (userns::USER, userns::USER);
     let step = |error: mounts::MountError| Failure::new("assembling the root", &io::Error::other(error));
     let root = mounts::assemble(&plan, trees, user).map_err(step)?;
-    mounts::enter(&root).map_err(step)?;
-    session::undumpable().or_fail("closing the agent to inspection")
+    mounts::enter(&root).map_err(step)
 }
 
-fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> Result<(), Failure> {
+/// Puts what the agent is given at fixed numbers, and says where they end. With `anew` the configuration is among them, for a
+/// program that is started anew.
+fn hand_over(
+    spec: &mut BoxSpec,
+    listener: &UnixListener,
+    meters: &Handover,
+    anew: bool,
+) -> Result<i32, Failure> {
     let what = "handing descriptors to the agent";
     // Out of the way of the fixed numbers first: a source could otherwise be overwritten by an earlier one.
     let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 64).or_fail(what);
-    let listener = high(listener.as_fd())?;
-    let mut next = FIRST + 2;
-    let mut placed: Vec<(OwnedFd, i32)> = vec![(listener, FIRST + 1)];
-    let mut give = |file: &Option<File>| -> Result<Option<i32>, Failure> {
+    let mut next = if anew { CONFIG + 1 } else { CONFIG };
+    let mut placed: Vec<(OwnedFd, i32)> = Vec::new();
+    let mut give = |file: Option<BorrowedFd<'_>>| -> Result<Option<i32>, Failure> {
         let Some(file) = file else { return Ok(None) };
         let number = next;
         next += 1;
-        placed.push((high(file.as_fd())?, number));
+        placed.push((high(file)?, number));
         Ok(Some(number))
     };
+    spec.config.listener = give(Some(listener.as_fd()))?.unwrap_or_default();
     spec.config.meters = Meters {
-        oom: give(&meters.oom)?,
-        memory_peak: give(&meters.memory_peak)?,
-        cpu: give(&meters.cpu)?,
-        pids: give(&meters.pids)?,
-        memory: give(&meters.memory)?,
-        processes: give(&meters.processes)?,
+        oom: give(meters.oom.as_ref().map(AsFd::as_fd))?,
+        memory_peak: give(meters.memory_peak.as_ref().map(AsFd::as_fd))?,
+        cpu: give(meters.cpu.as_ref().map(AsFd::as_fd))?,
+        pids: give(meters.pids.as_ref().map(AsFd::as_fd))?,
+        memory: give(meters.memory.as_ref().map(AsFd::as_fd))?,
+        processes: give(meters.processes.as_ref().map(AsFd::as_fd))?,
     };
-    spec.config.listener = FIRST + 1;
-    let config = memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?;
-    let mut config = File::from(config);
-    let text = serde_json::to_vec(&spec.config).map_err(io::Error::from).or_fail(what)?;
-    config.write_all(&text).or_fail(what)?;
-    io::Seek::rewind(&mut config).or_fail(what)?;
-    placed.push((high(config.as_fd())?, FIRST));
+    if anew {
+        let mut config = File::from(memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?);
+        let text = serde_json::to_vec(&spec.config).map_err(io::Error::from).or_fail(what)?;
+        config.write_all(&text).or_fail(what)?;
+        io::Seek::rewind(&mut config).or_fail(what)?;
+        placed.push((high(config.as_fd())?, CONFIG));
+    }
     let null =
         high(File::options().read(true).write(true).open("/dev/null").or_fail("opening /dev/null")?.as_fd())?;
     let log = rustix::fs::open(
@@ -392,8 +469,6 @@ fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> 
         Mode::from_raw_mode(0o600),
     );
     let log = high(log.or_fail("opening the agent's log")?.as_fd())?;
-    // Its number may be one of the fixed ones: closed at the end, it would take with it what was placed there.
-    drop(config);
     sys::close_on_exec_from(0).or_fail(what)?;
     for (fd, number) in &placed {
         sys::place(fd, *number).or_fail(what)?;
@@ -402,7 +477,7 @@ fn hand_over(spec: &mut BoxSpec, listener: &UnixListener, meters: &Handover) -> 
     sys::place(&log, 2).or_fail(what)?;
     // Standard output is the report: it closes when the agent starts (see the module's head), and the agent's
     // runtime opens /dev/null in its place.
-    Ok(())
+    Ok(next)
 }
 
 /// A user namespace that shows the owner of `source` as the box's user: for an id-mapped mount.

@@ -352,12 +352,45 @@ pub fn unshare_cgroup() -> rustix::io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWCGROUP) }
 }
 
-/// All namespaces of a box but that of its pids, which is there already.
+/// User and mounts: what a box whose pid namespace is there already needs besides its [network](unshare_network).
 pub fn unshare_box(_: &SingleThread) -> rustix::io::Result<()> {
     use rustix::thread::UnshareFlags as Flags;
-    let all = Flags::NEWUSER | Flags::NEWNS | Flags::NEWNET | Flags::NEWIPC | Flags::NEWUTS;
     // SAFETY: the witness says there is one thread, and nothing of the old namespaces is held as a path.
-    unsafe { rustix::thread::unshare_unsafe(all) }
+    unsafe { rustix::thread::unshare_unsafe(Flags::NEWUSER | Flags::NEWNS) }
+}
+
+/// The network of a box, with the IPC objects and the host name that go with it.
+pub fn unshare_network(_: &SingleThread) -> rustix::io::Result<()> {
+    use rustix::thread::UnshareFlags as Flags;
+    // SAFETY: the witness says there is one thread; no memory, descriptors or paths change by this.
+    unsafe { rustix::thread::unshare_unsafe(Flags::NEWNET | Flags::NEWIPC | Flags::NEWUTS) }
+}
+
+/// Shows another command line and environment to whoever looks at this process from outside: the program's own, whose
+/// command line is `carrel stage` and whose one variable is `variable`, becomes that of an agent with the variable `shown`.
+pub fn appear_as(variable: &str, shown: &str) -> io::Result<()> {
+    const BEFORE: &[u8] = b"carrel\0stage\0";
+    const AFTER: &[u8] = b"carrel\0agent\0";
+    let (name, _) = variable.split_once('=').unwrap_or((variable, ""));
+    let name = std::ffi::CString::new(name).map_err(io::Error::other)?;
+    // SAFETY: there is one thread, and nobody here changes the environment.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    let expected = [BEFORE, variable.as_bytes()].concat();
+    let wanted = [AFTER, shown.as_bytes()].concat();
+    let foreign = || io::Error::other("this program was not started as a stage");
+    if value.is_null() || wanted.len() != expected.len() {
+        return Err(foreign());
+    }
+    // SAFETY: the kernel lays arguments and variables out one after the other, on the stack and ended by NUL; this program is
+    // started with exactly those in `expected`, so its length reaches from the end of the variable's name back to the first.
+    let first = unsafe { value.sub(BEFORE.len() + name.as_bytes().len() + 1) }.cast::<u8>();
+    // SAFETY: as above; nothing else refers to this memory while the slice lives.
+    let shown = unsafe { std::slice::from_raw_parts_mut(first, expected.len()) };
+    if shown != expected {
+        return Err(foreign());
+    }
+    shown.copy_from_slice(&wanted);
+    Ok(())
 }
 
 /// A mount namespace of our own, with the mounts that are there now.
