@@ -12,6 +12,7 @@ mod copies;
 mod daemon;
 mod daemon_signals;
 mod help;
+mod hosts;
 mod install;
 mod mcp;
 mod serving;
