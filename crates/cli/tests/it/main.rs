@@ -16,6 +16,7 @@ mod hosts;
 mod install;
 mod mcp;
 mod serving;
+mod shapes;
 mod sleep;
 mod support;
 mod survival;
