@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use carrel_engine::{
-    Engine, Environments, Record, Settings, Wish,
+    Engine, Environments, Record, Settings, Whereabouts, Wish,
     call::{Call, Output, start_run},
 };
 use carrel_proto::{
@@ -51,7 +51,10 @@ async fn finish(call: &mut Call) -> Result<u64, Problem> {
 impl World {
     pub(crate) fn open() -> Result<Self, Problem> {
         let state = tempfile::tempdir().map_err(Problem::internal)?;
-        let settings = Settings { state: state.path().to_path_buf(), environments: Environments::default() };
+        let settings = Settings {
+            state: state.path().to_path_buf(),
+            environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+        };
         let engine = Engine::open(settings)?;
         let empty = Status {
             sessions: Vec::new(),

@@ -16,7 +16,10 @@ use carrel_proto::{
 };
 use serde::Deserialize;
 
-use crate::{etc, host::HostInterpreters};
+use crate::{
+    etc,
+    host::{HostInterpreters, Whereabouts},
+};
 
 /// Software, resolved: what to mount and how to start each interpreter.
 #[derive(Debug, Clone)]
@@ -69,9 +72,14 @@ struct ManifestInterpreter {
 const MANIFEST_VERSION: u32 = 1;
 
 impl Environment {
-    /// The host's own software, with `language` as the default. `place` keeps what is derived from the host.
-    pub fn preset(name: &str, language: Language, place: &Path) -> Result<Self, Problem> {
-        let host = HostInterpreters::find(place);
+    /// The host's own software as `caller` means it, with `language` as the default. `place` keeps what is derived from the host.
+    pub fn preset(
+        name: &str,
+        language: Language,
+        place: &Path,
+        caller: &Whereabouts,
+    ) -> Result<Self, Problem> {
+        let host = HostInterpreters::find(place, caller);
         let etc = etc::prepared(place)
             .map_err(|error| Problem::internal(format!("preparing /etc for boxes: {error}")))?;
         Ok(Self {

@@ -9,7 +9,8 @@
 use std::{os::unix::fs::PermissionsExt, path::Path};
 
 use carrel_backend::{
-    Backend, BoxRequest, IsolationLevel, Placed, environment::Environment, jail::Jail, link::AgentLink,
+    Backend, BoxRequest, IsolationLevel, Placed, environment::Environment, host::Whereabouts, jail::Jail,
+    link::AgentLink,
 };
 use carrel_proto::{
     guest::Language,
@@ -43,11 +44,12 @@ impl World {
         std::fs::create_dir_all(&directory).unwrap();
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711)).unwrap();
         let place = self.state.path().join("environments");
+        let here = Whereabouts::of(std::env::vars_os());
         BoxRequest {
             id: name.parse::<SandboxId>().unwrap(),
             number: std::process::id(),
             directory,
-            environment: Environment::preset("python", Language::Python, &place).unwrap(),
+            environment: Environment::preset("python", Language::Python, &place, &here).unwrap(),
             limits: Limits::default(),
             isolation: IsolationLevel::Jail,
             project: None,

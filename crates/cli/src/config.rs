@@ -15,7 +15,7 @@ use std::{
 };
 
 use carrel_api::mcp::ToolSet;
-use carrel_backend::{IsolationLevel, Project};
+use carrel_backend::{IsolationLevel, Project, host::Whereabouts};
 use carrel_engine::{Environments, Source, Wish};
 use carrel_proto::{
     limits::{ByteSize, Limits},
@@ -132,6 +132,8 @@ pub(crate) struct Flag {
 pub(crate) struct Config {
     values: BTreeMap<Key, (Value, Origin)>,
     environments: BTreeMap<String, (Source, Origin)>,
+    /// Whose interpreters presets mean.
+    whereabouts: Whereabouts,
     tools: BTreeMap<String, ToolSet>,
     /// Of environments that say how many calls can be taken back.
     undo_calls: BTreeMap<String, u32>,
@@ -184,6 +186,7 @@ impl Config {
         Ok(Self {
             values,
             environments: presets.collect(),
+            whereabouts: Whereabouts::of(around.variables.clone()),
             tools: BTreeMap::new(),
             undo_calls: BTreeMap::new(),
             files: Vec::new(),
@@ -242,7 +245,7 @@ impl Config {
     }
 
     pub(crate) fn settings(&self) -> Result<Settings, Problem> {
-        let mut environments = Environments::default();
+        let mut environments = Environments::default().at(self.whereabouts.clone());
         for (name, (source, _)) in &self.environments {
             environments.add(name.clone(), source.clone());
             let own = self.undo_calls.get(name).copied();

@@ -6,7 +6,7 @@
 //! host     what only the outside can see: rights, namespaces and cgroups of A's processes, whether bait was touched
 //! limits   a call that clings to life by every means, against its time limit
 //! heavy    every exhaustion attack in a box of its own, one after another, while B must go on answering
-//! report   a table, or JSON; a breach makes the exit code 1
+//! report   a table, or JSON; a breach makes the exit code 1, and so does nothing that held
 //! ```
 //! Invariants: an attack that needs a limit runs only in a box that has one; every sandbox is ephemeral, so a killed
 //! `carrel` leaves nothing that the next call does not sweep; *held* is said only of what was tried.
@@ -87,8 +87,13 @@ pub(crate) async fn run(engine: &Engine, json: bool, filter: Option<&str>) -> Re
     let mut out = std::io::stdout().lock();
     let printed = if json { report::json(&mut out, &findings) } else { report::table(&mut out, &findings) };
     printed.map_err(|error| Problem::internal(format!("writing the report: {error}")))?;
-    let breached = findings.iter().any(|finding| finding.verdict == Verdict::Breach);
-    Ok(if breached { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if proves(&findings) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// No breach, and something that held: a host on which nothing could be tried has proved nothing.
+fn proves(findings: &[Finding]) -> bool {
+    let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
+    has(Verdict::Held) && !has(Verdict::Breach)
 }
 
 async fn attack_all(arena: &mut Arena<'_>, filter: Filter<'_>) -> Result<Vec<Finding>, Problem> {
@@ -125,5 +130,27 @@ fn progress(what: &str) {
         let line = if what.is_empty() { "\r\x1b[K".to_owned() } else { format!("\r\x1b[Kattacking: {what}") };
         // Nobody to tell when the terminal is gone.
         let _ = err.write_all(line.as_bytes()).and_then(|()| err.flush());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_breach_or_nothing_that_held_is_a_failure() {
+        use Verdict::{Breach, Held, NotEnforced, Skipped};
+        for (verdicts, proved) in [
+            (&[Held][..], true),
+            (&[Held, NotEnforced, Skipped], true),
+            (&[Held, Breach, Held], false),
+            (&[Breach], false),
+            (&[Skipped, NotEnforced, Skipped], false),
+            (&[], false),
+        ] {
+            let findings: Vec<Finding> =
+                verdicts.iter().map(|verdict| Finding::host("kernel", "probe", *verdict, "")).collect();
+            assert_eq!(proves(&findings), proved, "{verdicts:?}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use carrel_backend::environment::Environment;
+use carrel_backend::{environment::Environment, host::Whereabouts};
 use carrel_proto::{
     guest::Language,
     message::DEFAULT_UNDO,
@@ -25,17 +25,30 @@ pub struct Environments {
     /// How many calls can be taken back, where a caller does not say.
     #[serde(default)]
     undo_calls: BTreeMap<String, u32>,
+    /// Whose interpreters presets mean.
+    #[serde(default)]
+    whereabouts: Whereabouts,
 }
 
 impl Default for Environments {
-    /// The presets, one per language.
+    /// The presets, one per language, with what is in the usual places.
     fn default() -> Self {
         let sources = Language::ALL.map(|language| (language.as_str().to_owned(), Source::Preset(language)));
-        Self { sources: sources.into(), undo_calls: BTreeMap::new() }
+        Self { sources: sources.into(), undo_calls: BTreeMap::new(), whereabouts: Whereabouts::default() }
     }
 }
 
 impl Environments {
+    /// With the interpreters that somebody there means.
+    #[must_use]
+    pub fn at(self, whereabouts: Whereabouts) -> Self {
+        Self { whereabouts, ..self }
+    }
+
+    pub fn whereabouts(&self) -> &Whereabouts {
+        &self.whereabouts
+    }
+
     pub fn add(&mut self, name: String, source: Source) {
         self.sources.insert(name, source);
     }
@@ -65,10 +78,15 @@ impl Environments {
         })
     }
 
-    /// The software of an environment, looked up on this host.
-    pub fn resolve(&self, name: &str, derived: &std::path::Path) -> Result<Environment, Problem> {
+    /// The software of an environment, looked up on this host: a preset's as somebody at `caller` means it.
+    pub fn resolve(
+        &self,
+        name: &str,
+        derived: &std::path::Path,
+        caller: &Whereabouts,
+    ) -> Result<Environment, Problem> {
         match self.source(name)? {
-            Source::Preset(language) => Environment::preset(name, *language, derived),
+            Source::Preset(language) => Environment::preset(name, *language, derived, caller),
             Source::Artifact(directory) => Environment::artifact(name, directory),
         }
     }

@@ -59,7 +59,7 @@ pub use crate::{
     tenant::{Labels, Tenant},
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
-pub use carrel_backend::IsolationLevel;
+pub use carrel_backend::{IsolationLevel, host::Whereabouts};
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -83,8 +83,8 @@ pub struct Core {
     registry: Registry,
     backend: Arc<dyn Backend>,
     jail: Arc<Jail>,
-    /// The preset that was looked up last, and when.
-    preset: Mutex<Option<(Instant, Environment)>>,
+    /// The preset that was looked up last, when and for whom.
+    preset: Mutex<Option<(Instant, Whereabouts, Environment)>>,
     locks: Locks,
     events: Arc<Hub>,
 }
@@ -159,26 +159,28 @@ impl Engine {
     pub fn host_interpreters(
         &self,
     ) -> std::collections::BTreeMap<carrel_proto::guest::Language, carrel_proto::guest::Interpreter> {
-        carrel_backend::host::HostInterpreters::find(&self.derived()).interpreters
+        carrel_backend::host::HostInterpreters::find(&self.derived(), self.environments().whereabouts())
+            .interpreters
     }
 
-    /// The software of an environment.
-    pub(crate) fn environment(&self, name: &str) -> Result<Environment, Problem> {
+    /// The software of an environment, for a sandbox that was made by somebody at `maker`.
+    pub(crate) fn environment(&self, name: &str, maker: &Whereabouts) -> Result<Environment, Problem> {
         let environments = self.environments();
         let source = environments.source(name)?;
         let preset = matches!(source, Source::Preset(_));
         let mut last = self.preset.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((looked, known)) = last.as_ref()
+        if let Some((looked, whose, known)) = last.as_ref()
             && known.name == name
+            && whose == maker
             // Another caller's preset of this name may be for another language.
             && *source == Source::Preset(known.language)
             && looked.elapsed() < LOOK_AGAIN
         {
             return Ok(known.clone());
         }
-        let found = environments.resolve(name, &self.derived())?;
+        let found = environments.resolve(name, &self.derived(), maker)?;
         if preset {
-            *last = Some((Instant::now(), found.clone()));
+            *last = Some((Instant::now(), maker.clone(), found.clone()));
         }
         Ok(found)
     }

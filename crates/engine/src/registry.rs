@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use carrel_backend::{IsolationLevel, Placed, Project};
+use carrel_backend::{IsolationLevel, Placed, Project, host::Whereabouts};
 use carrel_proto::{
     guest::EndReason,
     id::{Key, SandboxId, SnapshotId},
@@ -102,6 +102,9 @@ pub struct Spec {
     /// How many calls can be taken back. Rows of before say nothing.
     #[serde(default)]
     pub undo_calls: u32,
+    /// Whose interpreters its preset has. None in rows of before: those of whoever asks.
+    #[serde(default)]
+    pub whereabouts: Option<Whereabouts>,
     /// Gone after its one call; the process that made it is its owner.
     pub ephemeral: Option<Owner>,
 }

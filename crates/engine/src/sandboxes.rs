@@ -28,7 +28,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use carrel_backend::{BoxRequest, IsolationLevel, Placed, Project};
+use carrel_backend::{BoxRequest, IsolationLevel, Placed, Project, host::Whereabouts};
 use carrel_proto::{
     guest::{EndReason, Language},
     id::{Key, SandboxId},
@@ -305,6 +305,7 @@ impl Engine {
             hibernate_after_s: wish.hibernate_after_s,
             // Nobody comes back to take something back.
             undo_calls: if owner.is_some() { 0 } else { undo_calls.min(MAX_UNDO) },
+            whereabouts: Some(self.environments().whereabouts().clone()),
             ephemeral: owner,
         };
         let claim = Claim {
@@ -389,7 +390,7 @@ impl Engine {
             id: record.id.clone(),
             number: record.number,
             directory: self.directory(&record.id),
-            environment: self.environment(&record.spec.environment)?,
+            environment: self.environment(&record.spec.environment, &self.maker_of(record))?,
             limits: record.spec.limits.clone(),
             isolation: record.spec.isolation,
             project: record.spec.project.clone(),
@@ -401,6 +402,12 @@ impl Engine {
             life: before.map_or(0, |placed| placed.life + 1),
             undo_calls: record.spec.undo_calls,
         })
+    }
+
+    /// Whose interpreters a sandbox has: those of whoever made it, also when somebody else brings it back. What is on disk maps
+    /// the very files.
+    fn maker_of(&self, record: &Record) -> Whereabouts {
+        record.spec.whereabouts.clone().unwrap_or_else(|| self.environments().whereabouts().clone())
     }
 
     /// Brings a lost sandbox, whose lock is held, back over its files. `None`: it is gone.

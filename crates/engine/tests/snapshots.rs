@@ -5,7 +5,7 @@
 use std::{future::Future, path::Path, time::Duration};
 
 use carrel_engine::{
-    Engine, Environments, Note, Record, Settings, State, Tenant, Wish,
+    Engine, Environments, Note, Record, Settings, State, Tenant, Whereabouts, Wish,
     call::Output,
     snapshots::{RestoreWish, Side, Snapshot, SnapshotFilter, SnapshotWish},
 };
@@ -18,7 +18,11 @@ use carrel_proto::{
 use rustix::process::{Pid, Signal, kill_process};
 
 fn engine(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
+    Engine::open(Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    })
+    .unwrap()
 }
 
 fn wish() -> Wish {

@@ -13,8 +13,8 @@ use std::{
 };
 
 use carrel_engine::{
-    Engine, Environments, Note, Quota, Record, Settings, State, Tenant, Update, Wish, call::Output,
-    keeper::Keeper,
+    Engine, Environments, Note, Quota, Record, Settings, State, Tenant, Update, Whereabouts, Wish,
+    call::Output, keeper::Keeper,
 };
 use carrel_proto::{
     files::{Content, FileReply, FileRequest, GuestPath, Read, Write},
@@ -29,7 +29,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn engine(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
+    Engine::open(Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    })
+    .unwrap()
 }
 
 fn wish() -> Wish {

@@ -5,7 +5,7 @@
 use std::{path::Path, time::Duration};
 
 use carrel_backend::IsolationLevel;
-use carrel_engine::{Engine, Environments, Note, Record, Settings, State, Wish, call::Output};
+use carrel_engine::{Engine, Environments, Note, Record, Settings, State, Whereabouts, Wish, call::Output};
 use carrel_proto::{
     files::{Content, FileReply, FileRequest, GuestPath, Read, Write},
     guest::{EndReason, Language},
@@ -17,7 +17,11 @@ use carrel_proto::{
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 fn engine(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
+    Engine::open(Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    })
+    .unwrap()
 }
 
 fn wish() -> Wish {

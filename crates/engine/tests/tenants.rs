@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use carrel_engine::{
-    Engine, Environments, Labels, ListFilter, Settings, State, Tenant, Update, Wish,
+    Engine, Environments, Labels, ListFilter, Settings, State, Tenant, Update, Whereabouts, Wish,
     events::{Heard, Kind, Subscription},
     tokens::{NewToken, Scopes},
 };
@@ -16,7 +16,11 @@ use carrel_proto::{
 };
 
 fn engine(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
+    Engine::open(Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    })
+    .unwrap()
 }
 
 fn tenant(engine: &Engine) -> Tenant {

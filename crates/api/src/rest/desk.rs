@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::State,
     routing::{get, post},
 };
@@ -24,10 +24,10 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, upgrade};
+use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, server::OwnUser, upgrade};
 
 /// Raised with every change of what is said here.
-const DESK: u32 = 3;
+const DESK: u32 = 4;
 
 pub const ABOUT: &str = "/v1/daemon";
 pub const DESK_PATH: &str = "/v1/daemon/desk";
@@ -148,9 +148,12 @@ async fn about(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<axum
 async fn ask(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
+    own: Option<Extension<OwnUser>>,
     Json(ask): Json<Ask>,
 ) -> Result<axum::Json<Answer>, Refusal> {
     upgrade::local_operator(&caller)?;
+    let environments = upgrade::environments(&daemon, own.is_some(), ask.environments);
+    let ask = Ask { environments, what: ask.what };
     let answering = Arc::clone(&daemon);
     daemon.complete(async move { answer(&answering, ask).await }).await.map(axum::Json)
 }

@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use crate::mcp::{self, Server, ToolSet};
 
-use super::{Daemon, desk::MCP_UPGRADE, guard::Caller, problem::Refusal, upgrade};
+use super::{Daemon, desk::MCP_UPGRADE, guard::Caller, problem::Refusal, server::OwnUser, upgrade};
 
 /// The first line is short; its client is at hand.
 const LONGEST_FIRST: u64 = 1 << 20;
@@ -58,10 +58,11 @@ pub(super) async fn stdio(
     mut request: Request,
 ) -> Result<Response, Refusal> {
     upgrade::local_operator(&caller)?;
+    let own = request.extensions().get::<OwnUser>().is_some();
     let (upgrade, response) = upgrade::agree(&mut request, MCP_UPGRADE)?;
     let serving = Arc::clone(&daemon);
     daemon.tasks.spawn(async move {
-        let served = async { serve(&serving, upgrade::stream(upgrade).await?).await };
+        let served = async { serve(&serving, upgrade::stream(upgrade).await?, own).await };
         if let Err(problem) = served.await {
             tracing::warn!("an MCP client: {problem}");
         }
@@ -69,7 +70,7 @@ pub(super) async fn stdio(
     Ok(response)
 }
 
-async fn serve(daemon: &Arc<Daemon>, stream: upgrade::Stream) -> Result<(), Problem> {
+async fn serve(daemon: &Arc<Daemon>, stream: upgrade::Stream, own: bool) -> Result<(), Problem> {
     let (reader, writer) = tokio::io::split(stream);
     let mut reader = BufReader::new(reader);
     let first = async {
@@ -83,7 +84,8 @@ async fn serve(daemon: &Arc<Daemon>, stream: upgrade::Stream) -> Result<(), Prob
     let wanted: Wanted =
         serde_json::from_slice(&line).map_err(|error| Problem::new(Code::Protocol, error.to_string()))?;
     let state = daemon.engine.state_directory().to_path_buf();
-    let engine = daemon.engine.with_environments(wanted.environments.clone());
+    let environments = upgrade::environments(daemon, own, wanted.environments);
+    let engine = daemon.engine.with_environments(environments.clone());
     let options = mcp::Options {
         tools: wanted.tools,
         structured: wanted.structured,
@@ -93,7 +95,7 @@ async fn serve(daemon: &Arc<Daemon>, stream: upgrade::Stream) -> Result<(), Prob
         max_chars: wanted.max_chars,
         timeout: wanted.timeout,
         wish: Wish { caller: Some(Arc::from("local")), ..wanted.wish },
-        engine: Settings { state, environments: wanted.environments },
+        engine: Settings { state, environments },
     };
     let server = Server::over(engine, options);
     let connection = server.connection();

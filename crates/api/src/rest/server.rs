@@ -59,6 +59,10 @@ impl std::fmt::Debug for Listeners {
     }
 }
 
+/// With every request of the very user who runs the daemon, and not of others who may open its socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnUser;
+
 /// What each connection needs.
 #[derive(Clone)]
 struct Serving {
@@ -95,7 +99,9 @@ async fn accept_unix(listener: UnixListener, serving: Serving) {
     while let Some((stream, place)) = next(&serving.stop, &places, || listener.accept()).await {
         let connection = serving.clone();
         serving.tasks.spawn(async move {
-            connection.serve(stream.0, Door::Unix).await;
+            let peer = stream.0.peer_cred().map(|peer| peer.uid());
+            let own = peer.is_ok_and(|peer| peer == rustix::process::geteuid().as_raw());
+            connection.serve(stream.0, Door::Unix, own).await;
             drop(place);
         });
     }
@@ -112,10 +118,10 @@ async fn accept_tcp(listener: TcpListener, own: SocketAddr, tls: Option<TlsAccep
         serving.tasks.spawn(async move {
             let door = Door::Tcp { own, peer, tls: tls.is_some() };
             match tls {
-                None => connection.serve(stream, door).await,
+                None => connection.serve(stream, door, false).await,
                 Some(tls) => {
                     if let Ok(Ok(stream)) = tokio::time::timeout(TLS_TIME, tls.accept(stream)).await {
-                        connection.serve(stream, door).await;
+                        connection.serve(stream, door, false).await;
                     }
                 }
             }
@@ -149,9 +155,12 @@ async fn next<T, F: Future<Output = io::Result<T>>>(
 }
 
 impl Serving {
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, door: Door) {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Send + 'static, door: Door, own: bool) {
         let app = self.app.map_request(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(door);
+            if own {
+                request.extensions_mut().insert(OwnUser);
+            }
             request.map(Body::new)
         });
         let mut stream = TimeoutStream::new(stream);

@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
+use carrel_engine::Environments;
 use carrel_proto::problem::{Code, Problem};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -15,6 +16,7 @@ use tokio::{io::AsyncReadExt, net::UnixStream};
 use tokio_io_timeout::TimeoutStream;
 
 use super::{
+    Daemon,
     guard::Caller,
     problem::{Refusal, bad},
     server::Door,
@@ -39,6 +41,15 @@ pub(super) fn local_operator(caller: &Caller) -> Result<(), Refusal> {
         Door::Tcp { .. } => {
             Err(Problem::new(Code::Forbidden, "this is for the daemon's unix socket alone").into())
         }
+    }
+}
+
+/// The environments that a command brings along. Its interpreters are asked, which runs them outside of any box: so only for the
+/// user who runs the daemon. Others who may open the socket get the daemon's own.
+pub(super) fn environments(daemon: &Daemon, own: bool, brought: Environments) -> Environments {
+    match own {
+        true => brought,
+        false => brought.at(daemon.engine.environments().whereabouts().clone()),
     }
 }
 

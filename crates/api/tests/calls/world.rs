@@ -9,7 +9,7 @@ use std::{
 
 use axum::body::Bytes;
 use carrel_api::rest::{Daemon, Defaults, Guards, Listeners, Options};
-use carrel_engine::{Engine, Environments, Settings, Wish};
+use carrel_engine::{Engine, Environments, Settings, Whereabouts, Wish};
 use carrel_proto::problem::Problem;
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::{Request, Response, StatusCode, body::Incoming, client::conn::http1};
@@ -54,7 +54,10 @@ pub(crate) struct World {
 }
 
 fn open(state: &Path) -> (Engine, Arc<Daemon>, JoinHandle<Result<(), Problem>>) {
-    let settings = Settings { state: state.into(), environments: Environments::default() };
+    let settings = Settings {
+        state: state.into(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    };
     let engine = Engine::open(settings).unwrap();
     // Should a test be killed, its sandboxes end by themselves.
     let wish = Wish { idle_timeout_s: 120, max_lifetime_s: 900, ..Wish::default() };

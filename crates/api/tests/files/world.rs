@@ -4,7 +4,7 @@ use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use carrel_api::rest::{Daemon, Defaults, Guards, Listeners, Options};
-use carrel_engine::{Engine, Environments, Record, Settings, Wish};
+use carrel_engine::{Engine, Environments, Record, Settings, Whereabouts, Wish};
 use carrel_proto::{limits::ByteSize, problem::Problem};
 use http_body_util::BodyExt;
 use hyper::{
@@ -37,7 +37,10 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new() -> Self {
         let state = tempfile::tempdir().unwrap();
-        let settings = Settings { state: state.path().into(), environments: Environments::default() };
+        let settings = Settings {
+            state: state.path().into(),
+            environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+        };
         let engine = Engine::open(settings).unwrap();
         let defaults = Defaults { wish: Wish::default(), timeout: Duration::from_secs(60) };
         let options =

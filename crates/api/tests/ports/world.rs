@@ -10,7 +10,7 @@ use carrel_api::{
     rest::{Daemon, Defaults, Guards, Listeners, Options},
     telemetry::Telemetry,
 };
-use carrel_engine::{Engine, Environments, Settings, Wish};
+use carrel_engine::{Engine, Environments, Settings, Whereabouts, Wish};
 use carrel_proto::problem::Problem;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -44,7 +44,10 @@ impl World {
 
     pub(crate) async fn with(telemetry: Option<Telemetry>) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let settings = Settings { state: state.path().into(), environments: Environments::default() };
+        let settings = Settings {
+            state: state.path().into(),
+            environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+        };
         let engine = Engine::open(settings).unwrap();
         // Should a test be killed, its sandboxes end by themselves.
         let wish = Wish { idle_timeout_s: 120, max_lifetime_s: 900, ..Wish::default() };

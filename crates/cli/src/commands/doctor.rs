@@ -97,8 +97,9 @@ pub(crate) async fn run(
 
 async fn look(args: &Doctor, context: &Looking<'_>) -> Facts {
     let place = context.engine.state_directory().join("environments");
-    let interpreters =
-        if args.refresh { HostInterpreters::look(&place) } else { HostInterpreters::find(&place) };
+    let environments = context.engine.environments();
+    let look = if args.refresh { HostInterpreters::look } else { HostInterpreters::find };
+    let interpreters = look(&place, environments.whereabouts());
     let system = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let uid = rustix::process::geteuid();

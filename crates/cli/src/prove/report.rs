@@ -125,6 +125,7 @@ pub(super) fn table(out: &mut impl Write, findings: &[Finding]) -> io::Result<()
     }
     writeln!(out)?;
     match breaches {
+        0 if held == 0 => writeln!(out, "{}: no attack could be tried", paint("31", "nothing is proved")),
         0 => writeln!(out, "{}: {held} attacks were stopped", paint("32", "no breach")),
         count => writeln!(
             out,
@@ -187,6 +188,14 @@ mod tests {
         assert!(text.contains("kernel           1       2             0        1\n"), "{text}");
         assert!(text.contains("breach  b (exec, python): why [2J\n"), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn a_table_of_nothing_that_held_says_so() {
+        let mut out = Vec::new();
+        table(&mut out, &[finding("a", Verdict::Skipped, "exec")]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.ends_with("nothing is proved: no attack could be tried\n"), "{text}");
     }
 
     #[test]

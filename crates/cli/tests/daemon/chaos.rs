@@ -13,10 +13,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{client::Client, load::Dice, server::Server};
+use crate::{
+    client::{Answer, Client},
+    load::Dice,
+    server::Server,
+};
 
 const DEATHS: usize = 50;
 const WORKERS: usize = 6;
+/// So long half an upload waits for the daemon's death; as long as a daemon lives.
+const HALF_SENT: Duration = Duration::from_millis(200);
 /// A daemon sweeps at its start and every half minute.
 const CLEANED: Duration = Duration::from_secs(90);
 
@@ -30,6 +36,8 @@ struct Known {
     /// Versions of the file, likewise.
     written: u64,
     tried: u64,
+    /// Uploads that a death cut in the middle.
+    cut: u64,
     /// Execs that were acknowledged, with what they print.
     execs: BTreeMap<String, String>,
     /// Sandboxes whose creation was acknowledged.
@@ -73,7 +81,7 @@ impl Trial {
 }
 
 fn file_of(version: u64) -> String {
-    format!("version {version}\n").repeat(2000)
+    format!("version {version}\n").repeat(20_000)
 }
 
 fn step(
@@ -106,7 +114,7 @@ fn step(
         3 => {
             known.tried += 1;
             let path = format!("/v1/sandboxes/{id}/files/content?path=file");
-            let put = client.ask("PUT", &path, file_of(known.tried).as_bytes())?;
+            let put = upload(client, known, &path)?;
             assert!(matches!(put.status, 200 | 201), "{put:?}");
             known.written = known.tried;
         }
@@ -118,6 +126,21 @@ fn step(
         }
     }
     Ok(())
+}
+
+/// A file whose second half waits a while for a death to come in between.
+fn upload(client: &mut Client, known: &mut Known, path: &str) -> std::io::Result<Answer> {
+    let file = file_of(known.tried).into_bytes();
+    let (first, second) = file.split_at(file.len() / 2);
+    let head = format!("PUT {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", file.len());
+    client.send_raw(head.as_bytes())?;
+    client.send_raw(first)?;
+    if client.hangs_up_within(HALF_SENT)? {
+        known.cut += 1;
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
+    client.send_raw(second)?;
+    client.answer()
 }
 
 #[test]
@@ -161,6 +184,9 @@ fn a_daemon_killed_at_any_moment_loses_connections_and_nothing_else() {
     if let Some(panic) = failed.into_inner().unwrap() {
         std::panic::resume_unwind(panic);
     }
+    let cut: u64 = all.iter().map(|known| known.cut).sum();
+    println!("{cut} uploads were cut in the middle");
+    assert!(cut > 0, "no death came in the middle of an upload");
     let mut client = server.client();
     for known in &all {
         check(&mut client, known);

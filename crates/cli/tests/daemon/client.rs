@@ -101,10 +101,28 @@ impl Client {
         body: &[u8],
     ) -> io::Result<Answer> {
         self.send(method, path, headers, body)?;
+        self.answer()
+    }
+
+    /// The whole answer to what was sent.
+    pub(crate) fn answer(&mut self) -> io::Result<Answer> {
         let (status, headers) = self.head()?;
         let mut body = Vec::new();
         self.body(status, &headers, |piece| body.extend_from_slice(piece))?;
         Ok(Answer { status, headers, body })
+    }
+
+    /// Whether the daemon closes the connection before it says anything, and before that time is over.
+    pub(crate) fn hangs_up_within(&mut self, time: Duration) -> io::Result<bool> {
+        self.stream.get_ref().set_read_timeout(Some(time))?;
+        let ended = match self.stream.fill_buf() {
+            Ok(said) => Ok(said.is_empty()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        };
+        self.stream.get_ref().set_read_timeout(Some(PATIENCE))?;
+        ended
     }
 
     pub(crate) fn get(&mut self, path: &str) -> io::Result<Answer> {

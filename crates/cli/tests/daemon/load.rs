@@ -14,6 +14,8 @@ use crate::{client::Client, server::Server};
 
 const CLIENTS: usize = 64;
 const SANDBOXES: usize = 200;
+/// Of these, so many have a python too: an interpreter takes a second to start on a machine that is this busy.
+const PYTHONS: usize = 40;
 /// Unless CARREL_LOAD_SECONDS says otherwise.
 const SECONDS: u64 = 20;
 /// A daemon may keep this much more at the end than after its first third: allocators round up.
@@ -50,12 +52,17 @@ fn bash(mark: &str, count: usize) -> String {
     format!("for ((i = 0; i < {count}; i++)); do echo '{mark}' $i; done")
 }
 
+fn python(mark: &str, count: usize) -> String {
+    format!("for i in range({count}): print('{mark}', i)")
+}
+
 struct Trial {
     ids: Vec<String>,
     stop: AtomicBool,
     calls: AtomicUsize,
     refused: AtomicUsize,
-    times: Mutex<Vec<Duration>>,
+    /// Of runs in each language.
+    times: [Mutex<Vec<Duration>>; 2],
 }
 
 impl Trial {
@@ -64,26 +71,30 @@ impl Trial {
         let id = &self.ids[dice.below(self.ids.len())];
         let count = 1 + dice.below(400);
         let begun = Instant::now();
-        let kind = dice.below(8);
+        let kind = dice.below(10);
         let refused = match kind {
-            0..3 => self.run(client, id, mark, count),
+            0..3 => self.run(client, id, "bash", mark, count),
+            8.. => self.run(client, &self.ids[dice.below(PYTHONS)], "python", mark, count),
             3 => self.stream(client, id, mark, count),
             4 => self.exec(client, id, mark, count),
             5 => self.detached(client, id, mark, count),
             6 => self.file(client, id, mark, count),
-            _ => self.look(client, id),
+            7 => self.look(client, id),
         };
         self.calls.fetch_add(1, Ordering::Relaxed);
         if refused {
             self.refused.fetch_add(1, Ordering::Relaxed);
         } else if kind < 3 {
-            self.times.lock().unwrap().push(begun.elapsed());
+            self.times[0].lock().unwrap().push(begun.elapsed());
+        } else if kind >= 8 {
+            self.times[1].lock().unwrap().push(begun.elapsed());
         }
     }
 
     /// `true`: a limit said no, which is an answer.
-    fn run(&self, client: &mut Client, id: &str, mark: &str, count: usize) -> bool {
-        let body = json!({"code": bash(mark, count), "environment": "bash"});
+    fn run(&self, client: &mut Client, id: &str, language: &str, mark: &str, count: usize) -> bool {
+        let code = if language == "python" { python(mark, count) } else { bash(mark, count) };
+        let body = json!({"code": code, "environment": language});
         let answer = client.post(&format!("/v1/sandboxes/{id}/run"), &body).unwrap();
         if answer.status == 429 {
             return true;
@@ -167,6 +178,33 @@ impl Trial {
     }
 }
 
+/// How long calls of one kind took.
+struct Spread(Vec<Duration>);
+
+impl Spread {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        assert!(!times.is_empty(), "not one call of a kind was made");
+        Self(times)
+    }
+
+    fn at(&self, part: usize) -> f64 {
+        self.0[(self.0.len() - 1) * part / 100].as_secs_f64()
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} runs, p50 {:.0} ms, p99/p50 {:.1}x",
+            self.0.len(),
+            self.at(50) * 1e3,
+            self.at(99) / self.at(50)
+        )
+    }
+}
+
 #[test]
 fn many_clients_at_once_lose_nothing_and_cost_nothing_lasting() {
     let server = Server::start();
@@ -190,7 +228,7 @@ fn many_clients_at_once_lose_nothing_and_cost_nothing_lasting() {
         stop: AtomicBool::new(false),
         calls: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),
-        times: Mutex::default(),
+        times: Default::default(),
     };
     let (time, mut early) = (seconds(), 0);
     std::thread::scope(|scope| {
@@ -216,14 +254,11 @@ fn many_clients_at_once_lose_nothing_and_cost_nothing_lasting() {
         trial.stop.store(true, Ordering::Relaxed);
     });
     let late = server.resident();
-    let mut times = trial.times.into_inner().unwrap();
-    times.sort_unstable();
-    let at = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64();
+    let [bash, python] = trial.times.map(|times| Spread::of(times.into_inner().unwrap()));
     println!(
-        "{} calls ({} refused by a limit) in {time:?}; run p99/p50 {:.1}x; memory {} MB, then {} MB",
+        "load: {} calls ({} refused by a limit) in {time:?}; bash {bash}; python {python}; memory {} MB, then {} MB",
         trial.calls.load(Ordering::Relaxed),
         trial.refused.load(Ordering::Relaxed),
-        at(99) / at(50),
         early >> 20,
         late >> 20
     );

@@ -6,6 +6,9 @@ use serde_json::json;
 
 use crate::{client::Client, server::Server};
 
+/// Longer than the daemon waits for any part of a request, on a machine that may stand still for a while.
+const DROPPED: Duration = Duration::from_secs(180);
+
 /// Held back by all slow readers together, at the most: what queues and sockets hold.
 const MEMORY: u64 = 48 << 20;
 
@@ -77,13 +80,26 @@ fn half_a_request_and_a_vanished_client_leave_nothing_stuck() {
             }
         }
         if number % 2 == 0 {
-            open.push(half);
+            open.push((number % 3, half));
         }
     }
     let reply = client.post(&format!("/v1/sandboxes/{id}/run"), &json!({"code": "6*7"})).unwrap().with(200);
     assert_eq!(reply["results"][0]["mime"]["text/plain"], "42");
     assert_eq!(client.get(&format!("/v1/sandboxes/{id}/files/content?path=a")).unwrap().body, b"old");
-    drop(open);
+    // The daemon does not wait for ever: a head that does not come ends the connection, a body that does not come is answered.
+    for (kind, mut half) in open {
+        match kind {
+            0 => assert!(half.hangs_up_within(DROPPED).unwrap(), "half a head is still waited for"),
+            1 => {
+                assert!(!half.hangs_up_within(DROPPED).unwrap(), "without a word");
+                let answer = half.answer().unwrap();
+                assert_eq!(answer.json()["code"], "timeout", "{answer:?}");
+                assert!(half.hangs_up_within(DROPPED).unwrap(), "and the connection is kept");
+            }
+            _ => assert_eq!(half.head().unwrap().0, 200),
+        }
+    }
+    assert_eq!(client.get(&format!("/v1/sandboxes/{id}/files/content?path=a")).unwrap().body, b"old");
     // Nothing of the half uploads is left beside the file.
     let listed = client.get(&format!("/v1/sandboxes/{id}/files?path=.")).unwrap().with(200);
     assert_eq!(

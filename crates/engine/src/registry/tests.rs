@@ -19,6 +19,7 @@ pub(crate) fn claim(id: &str) -> Claim {
             standby_after_s: 300,
             hibernate_after_s: 1800,
             undo_calls: 3,
+            whereabouts: None,
             ephemeral: None,
         },
         labels: Labels::default(),

@@ -10,7 +10,7 @@ use carrel_backend::{Backend, BoxRequest, Placed, jail::Jail};
 use carrel_proto::{guest::Language, id::Key, limits::Limits, message::Run};
 
 use super::*;
-use crate::{Core, Environments, Settings, Wish, call::Output, registry::Registry};
+use crate::{Core, Environments, Settings, Whereabouts, Wish, call::Output, registry::Registry};
 
 /// Where a process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +142,10 @@ impl World {
         });
         let core = Core {
             registry: Registry::open(&state.join("registry.db")).unwrap(),
-            settings: Settings { state, environments: Environments::default() },
+            settings: Settings {
+                state,
+                environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+            },
             backend: double.clone(),
             jail,
             preset: Mutex::default(),

@@ -144,6 +144,11 @@ async fn code_that_does_not_listen_is_killed_with_all_it_started() {
     let exec = Exec { timeout_ms: Some(SHORT_MS), ..an_exec(&argv) };
     sandbox.launch(exec).await.end().await.died(Cause::Timeout, Code::Timeout, Preserved);
     all_are_gone(&sandbox).await;
+    let mut live = sandbox.launch(an_exec(&argv)).await;
+    live.until("ready").await;
+    sandbox.cancel(&live.id).await;
+    live.end().await.died(Cause::Cancelled, Code::Cancelled, Preserved);
+    all_are_gone(&sandbox).await;
     assert_eq!(sandbox.bash("echo $kept").await.ok().out(), "1\n", "nothing else was touched");
 }
 

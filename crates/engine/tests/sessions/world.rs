@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use carrel_engine::{
-    Engine, Environments, Record, Settings, Wish,
+    Engine, Environments, Record, Settings, Whereabouts, Wish,
     call::{Call, Control, Output},
 };
 use carrel_proto::{
@@ -38,7 +38,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self::with(Environments::default())
+        Self::with(Environments::default().at(Whereabouts::of(std::env::vars_os())))
     }
 
     pub(crate) fn with(environments: Environments) -> Self {

@@ -3,7 +3,7 @@
 use std::{future::Future, path::Path, time::Duration};
 
 use carrel_engine::{
-    Engine, Environments, Record, Settings, Wish,
+    Engine, Environments, Record, Settings, Whereabouts, Wish,
     call::{Call, Output},
 };
 use carrel_proto::{
@@ -20,7 +20,11 @@ use carrel_proto::{
 const DEADLINE: Duration = Duration::from_secs(100);
 
 pub(crate) fn open(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
+    Engine::open(Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    })
+    .unwrap()
 }
 
 pub(crate) fn wish() -> Wish {
