@@ -106,9 +106,14 @@ impl HostInterpreters {
         let known =
             fs::read(place.join(MEMORY)).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
         match known {
-            Some(known) if known.fingerprint == fingerprint => known,
+            Some(known) if known.fingerprint == fingerprint && known.is_of(place) => known,
             _ => Self::look(place),
         }
+    }
+
+    /// Whether it was found for this very place: a state directory that was moved remembers its old one.
+    fn is_of(&self, place: &Path) -> bool {
+        self.compiled_driver.as_ref().is_none_or(|driver| driver.parent() == Some(place))
     }
 
     /// Asks every interpreter anew.

@@ -23,6 +23,7 @@ pub mod keeper;
 pub mod keys;
 mod lock;
 pub mod nearest;
+pub mod packing;
 mod patience;
 mod ports;
 pub mod quota;

@@ -1,7 +1,7 @@
 //! Saved sandboxes: taken, listed, given back, forked.
 //!
 //! ```text
-//! $CARREL_STATE/snapshots/snp_…/{workspace.ext4, spool/, image/}     never changed once it has its name
+//! $CARREL_STATE/snapshots/snp_…/{workspace.ext4, spool/, image/}     never changed once it has its name, but packed
 //!                         snp_….new/                                 in the making
 //! ```
 //! A snapshot holds the files of a sandbox and, where the host can, everything that lived in it: see
@@ -119,7 +119,7 @@ impl Store {
 }
 
 /// What a tree takes on disk.
-fn occupied(path: &Path) -> u64 {
+pub(crate) fn occupied(path: &Path) -> u64 {
     let mut bytes = 0;
     let mut todo = vec![path.to_path_buf()];
     while let Some(path) = todo.pop() {

@@ -168,6 +168,13 @@ impl Registry {
         Ok(SnapshotPage { snapshots: rows.into_iter().map(|(_, snapshot)| snapshot).collect(), next })
     }
 
+    pub(crate) fn set_snapshot_bytes(&self, id: &SnapshotId, bytes: u64) -> Result<(), Problem> {
+        self.connection()
+            .execute("UPDATE snapshots SET bytes = ?2 WHERE id = ?1", params![id.as_str(), signed(bytes)])
+            .map_err(failed)?;
+        Ok(())
+    }
+
     pub(crate) fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), Problem> {
         self.connection().execute("DELETE FROM snapshots WHERE id = ?1", [id.as_str()]).map_err(failed)?;
         Ok(())
