@@ -32,6 +32,7 @@ pub mod registry;
 mod reshape;
 pub mod sandboxes;
 mod scopes;
+pub mod secret;
 mod sessions;
 pub mod sleep;
 pub mod snapshots;
