@@ -374,12 +374,33 @@ pub(crate) fn bring_back(
         };
         run(living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
-            let word = format!("bringing the processes back: {why}");
-            let kept = "its image and its files are kept: try again, or close it and go on with its files";
-            full(&word).unwrap_or_else(|| Problem::internal(word).hint(kept))
+            not_brought_back(&why)
         })?;
     }
     talk.ask(&Request::Resumed).map(drop)
+}
+
+fn not_brought_back(why: &str) -> Problem {
+    let word = format!("bringing the processes back: {why}");
+    if let Some(problem) = full(&word).or_else(|| replaced(why)) {
+        return problem;
+    }
+    let kept = "its image and its files are kept: try again, or close it and go on with its files";
+    Problem::internal(word).hint(kept)
+}
+
+/// A file that a process has open or mapped must be the one that it was: an interpreter may have been upgraded meanwhile.
+fn replaced(why: &str) -> Option<Problem> {
+    let file = why.strip_prefix("File ")?;
+    let (file, _) = [" has bad size", " has bad mode", " has bad build-ID", " has bad checksum"]
+        .iter()
+        .find_map(|word| file.split_once(word))?;
+    let word = format!(
+        "the sandbox cannot be brought back: its processes use {file:?}, which is another one by now"
+    );
+    Some(Problem::new(Code::Unsupported, word).hint(
+        "put the old one back; or give up what is in memory and keep its files (`carrel close NAME --keep-workspace DIR`)",
+    ))
 }
 
 /// The image of a session as CRIU shall find it: one image may be brought back several times at once, each time as other users,

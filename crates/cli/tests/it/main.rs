@@ -14,6 +14,7 @@ mod daemon_signals;
 mod help;
 mod install;
 mod mcp;
+mod portable;
 mod serving;
 mod sleep;
 mod support;

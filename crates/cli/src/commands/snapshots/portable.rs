@@ -5,6 +5,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -45,7 +46,8 @@ impl Draft {
         let mut name = target.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}.part", std::process::id()));
         let path = target.with_file_name(name);
-        let file = File::create(&path)?;
+        // What it holds is as private as the sandbox.
+        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         Ok(Self { path, file: Some(file) })
     }
 
