@@ -10,7 +10,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{MetadataExt, PermissionsExt, lchown},
+    os::unix::fs::{MetadataExt, PermissionsExt, fchown, lchown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -196,8 +196,7 @@ pub(crate) fn fill(
             (fs::File::open(&directory).map_err(&failed)?.into(), None)
         }
     };
-    let owner = (Some(uid), Some(gid));
-    std::os::unix::fs::fchown(&root, owner.0, owner.1).map_err(&failed)?;
+    fchown(&root, Some(uid), Some(gid)).map_err(&failed)?;
     let root = carrel_files::Root::from_fd(root)?;
     fill(&match userns::has_many_ids() {
         true => root.with_owner(carrel_files::Owner { uid, gid }),

@@ -77,10 +77,10 @@ impl Packer {
     pub(crate) fn round(&mut self, engine: &Engine) -> Result<(), Problem> {
         let Some(after) = self.after else { return Ok(()) };
         if let Some(work) = self.work.take_if(|work| work.thread.is_finished()) {
+            self.next = Instant::now() + LOOK;
             let (refused, done) =
                 work.thread.join().map_err(|_| Problem::internal("packing images: it panicked"))?;
             self.refused = refused;
-            self.next = Instant::now() + LOOK;
             return done;
         }
         if self.work.is_some() || Instant::now() < self.next {

@@ -370,3 +370,42 @@ async fn a_hostile_file_gets_nothing_that_its_sender_could_not_have() {
     close_all(elsewhere.path(), &other).await;
     close_all(state.path(), &engine).await;
 }
+
+/// Imports what comes on its standard input, if it is told where to.
+#[tokio::test]
+async fn helper_that_imports() {
+    let Ok(state) = std::env::var("CARREL_TEST_IMPORT_TO") else { return };
+    let engine = engine(Path::new(&state));
+    let _ = engine.import_snapshot(std::io::stdin().lock(), &ImportWish::default());
+}
+
+#[tokio::test]
+async fn whoever_is_killed_while_importing_leaves_nothing() {
+    use std::io::Write;
+    let (state, engine, record, _) = saved(true).await;
+    // More than decompression keeps to itself.
+    bash(&engine, &record, "head -c 4000000 /dev/urandom > big").await;
+    let files = SnapshotWish { files_only: true, ..SnapshotWish::default() };
+    let snapshot = in_time("a snapshot", engine.snapshot(&record, &files)).await.unwrap();
+    let file = exported(&engine, &snapshot);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = self::engine(elsewhere.path());
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper_that_imports", "--nocapture"])
+        .env("CARREL_TEST_IMPORT_TO", elsewhere.path())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The pipe holds less than this: what is written has been read, but for its last part.
+    child.stdin.as_mut().unwrap().write_all(&file[..file.len() / 2]).unwrap();
+    other.sweep().unwrap();
+    nothing_half(elsewhere.path(), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    other.sweep().unwrap();
+    nothing_half(elsewhere.path(), 0);
+    assert!(import(&other, &file).is_ok());
+    close_all(elsewhere.path(), &other).await;
+    close_all(state.path(), &engine).await;
+}

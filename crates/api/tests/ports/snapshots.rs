@@ -87,7 +87,7 @@ async fn what_is_not_whole_is_refused_and_leaves_nothing() {
         assert_eq!(world.in_the_making(), before);
     }
     // A client that goes away in the midst of it.
-    let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
+    let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(2);
     let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
     let mut request = Request::new(body);
     *request.method_mut() = Method::POST;

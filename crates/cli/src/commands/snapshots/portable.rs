@@ -4,7 +4,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read},
+    io::{self, IsTerminal, Read},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -67,6 +67,10 @@ impl Drop for Draft {
 }
 
 pub(super) async fn export(name: &str, file: &Path, context: &Context<'_>) -> Result<ExitCode, Problem> {
+    if file == Path::new(STANDARD) && io::stdout().is_terminal() {
+        return Err(Problem::new(Code::InvalidArgument, "a snapshot file is nothing for a terminal")
+            .hint("name a file, or pass it on: `carrel snapshots export NAME - | …`"));
+    }
     let engine = context.desk.own()?;
     let snapshot = engine.snapshot_of(&Tenant::local(), name)?;
     let id = snapshot.id.clone();

@@ -192,10 +192,9 @@ async def fetch(http: AsyncHttp, request: Request, file: IO[bytes]) -> None:
     furthest = 0
     while True:
         taken = file.tell()
+        asked = request
         if etag is not None and taken:
             asked = request.with_headers(Range=f"bytes={taken}-", If_Range=etag)
-        else:
-            asked = request
         try:
             async with http.stream(asked) as response:
                 if response.status_code != httpx.codes.PARTIAL_CONTENT:

@@ -193,10 +193,9 @@ def fetch(http: Http, request: Request, file: IO[bytes]) -> None:
     furthest = 0
     while True:
         taken = file.tell()
+        asked = request
         if etag is not None and taken:
             asked = request.with_headers(Range=f"bytes={taken}-", If_Range=etag)
-        else:
-            asked = request
         try:
             with http.stream(asked) as response:
                 if response.status_code != httpx.codes.PARTIAL_CONTENT:
