@@ -6,6 +6,8 @@
 //!       tmp.tar …         file systems in memory, where there was something in them
 //!       0/ 1/ …           the processes of each session
 //! ```
+//! One that stays for long is packed ([`crate::packed`]).
+//!
 //! A session is one tree of processes in a pid, mount and user namespace of its own, and these three are what CRIU writes
 //! and makes anew; every mount in it is named, and comes from the new box. Network, IPC and host name belong to the box, which
 //! is made anew like any other; the agent is not written, it writes down what it knows ([`carrel_proto::message::Request::Save`]).
@@ -41,13 +43,15 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{COMPLETE, link::lost, pstree_image, userns_image};
+use crate::{COMPLETE, link::lost, packed, pstree_image, userns_image};
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
 const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
 const OLDEST: (u32, u32) = (4, 1);
 /// Raised with every change of what is in an image.
 const VERSION: u32 = 1;
+/// Of one that is packed, so that a carrel that cannot unpack does not take its files for missing ones.
+const VERSION_PACKED: u32 = 2;
 const MANIFEST: &str = "manifest.json";
 const AGENT: &str = "agent.json";
 /// File systems in memory that all sessions share.
@@ -107,8 +111,29 @@ struct Manifest {
     machine: String,
     /// The mounts of each session; they are named by their place in this list.
     sessions: Vec<Vec<Mounted>>,
-    /// CRC-32 and length of every file.
-    files: BTreeMap<String, (u32, u64)>,
+    /// CRC-32 and length of every file, before it was packed.
+    files: BTreeMap<String, packed::Sum>,
+}
+
+impl Manifest {
+    fn read(image: &Path) -> Result<Self, Problem> {
+        let text = fs::read(image.join(MANIFEST)).map_err(|error| damaged(error.to_string()))?;
+        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+        match manifest.files.keys().find(|name| !packed::is_plain(name)) {
+            Some(name) => Err(damaged(format!("{name:?} is no name of a file of it"))),
+            None => Ok(manifest),
+        }
+    }
+
+    fn put(&self, image: &Path) -> Result<(), Problem> {
+        let text = serde_json::to_vec(self).map_err(Problem::internal)?;
+        fs::write(image.join(MANIFEST), text).map_err(failed("writing the image"))
+    }
+}
+
+fn damaged(why: String) -> Problem {
+    Problem::new(Code::StateLost, format!("the image of the sandbox is no good: {why}"))
+        .hint("its files are kept; the next call starts new interpreters over them")
 }
 
 /// A mount of a session: where, and whether it can be written to.
@@ -241,8 +266,37 @@ fn write_all(
         sessions,
         files,
     };
-    let text = serde_json::to_vec(&manifest).map_err(Problem::internal)?;
-    fs::write(image.join(MANIFEST), text).map_err(failed("writing the image"))
+    manifest.put(image)
+}
+
+pub(crate) fn is_packed(image: &Path) -> bool {
+    image.join(format!("{AGENT}{}", packed::END)).exists()
+}
+
+/// Packs `image` into `target`, which is made, and puts it on the disk. An image that is damaged is not packed. `None`: it
+/// was told to stop; what is there is for the caller to remove.
+pub(crate) fn pack_image(
+    image: &Path,
+    target: &Path,
+    go_on: &dyn Fn() -> bool,
+) -> Result<Option<()>, Problem> {
+    let failed = failed("packing an image");
+    let manifest = Manifest::read(image)?;
+    fs::create_dir(target).map_err(&failed)?;
+    for (name, sum) in &manifest.files {
+        match packed::pack_file(image, target, name, go_on).map_err(&failed)? {
+            None => return Ok(None),
+            Some(found) if found != *sum => return Err(not_what_was_written(name)),
+            Some(_) => {}
+        }
+    }
+    Manifest { version: VERSION_PACKED, ..manifest }.put(target)?;
+    sync(target).map_err(&failed)?;
+    Ok(Some(()))
+}
+
+fn not_what_was_written(name: &str) -> Problem {
+    damaged(format!("{name} is not what was written"))
 }
 
 /// All of it at once, because an image is many files; and before anything says that it is there.
@@ -320,12 +374,33 @@ pub(crate) fn bring_back(
         };
         run(living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
-            let word = format!("bringing the processes back: {why}");
-            let kept = "its image and its files are kept: try again, or close it and go on with its files";
-            full(&word).unwrap_or_else(|| Problem::internal(word).hint(kept))
+            not_brought_back(&why)
         })?;
     }
     talk.ask(&Request::Resumed).map(drop)
+}
+
+fn not_brought_back(why: &str) -> Problem {
+    let word = format!("bringing the processes back: {why}");
+    if let Some(problem) = full(&word).or_else(|| replaced(why)) {
+        return problem;
+    }
+    let kept = "its image and its files are kept: try again, or close it and go on with its files";
+    Problem::internal(word).hint(kept)
+}
+
+/// A file that a process has open or mapped must be the one that it was: an interpreter may have been upgraded meanwhile.
+fn replaced(why: &str) -> Option<Problem> {
+    let file = why.strip_prefix("File ")?;
+    let (file, _) = [" has bad size", " has bad mode", " has bad build-ID", " has bad checksum"]
+        .iter()
+        .find_map(|word| file.split_once(word))?;
+    let word = format!(
+        "the sandbox cannot be brought back: its processes use {file:?}, which is another one by now"
+    );
+    Some(Problem::new(Code::Unsupported, word).hint(
+        "put the old one back; or give up what is in memory and keep its files (`carrel close NAME --keep-workspace DIR`)",
+    ))
 }
 
 /// The image of a session as CRIU shall find it: one image may be brought back several times at once, each time as other users,
@@ -390,15 +465,11 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Opens an image, unless it is damaged or was made by another kind of host.
-    pub(crate) fn open(directory: &Path, criu: &Criu) -> Result<Self, Problem> {
-        let damaged = |why: String| {
-            Problem::new(Code::StateLost, format!("the image of the sandbox is no good: {why}"))
-                .hint("its files are kept; the next call starts new interpreters over them")
-        };
-        let text = fs::read(directory.join(MANIFEST)).map_err(|error| damaged(error.to_string()))?;
-        let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
-        if (manifest.version, manifest.protocol) != (VERSION, PROTOCOL) {
+    /// Opens an image, unless it is damaged or was made by another kind of host. One that is packed is unpacked to `scratch`.
+    pub(crate) fn open(directory: &Path, criu: &Criu, scratch: &Path) -> Result<Self, Problem> {
+        let manifest = Manifest::read(directory)?;
+        let known = [VERSION, VERSION_PACKED].contains(&manifest.version);
+        if !known || manifest.protocol != PROTOCOL {
             return Err(damaged("it was made by another version of carrel".into()));
         }
         let uname = rustix::system::uname();
@@ -410,13 +481,15 @@ impl Image {
             let word = format!("the sandbox was written by CRIU {}, here is {}", manifest.criu, criu.version);
             return Err(Problem::new(Code::Unsupported, word).hint("install that version or a newer one"));
         }
+        if manifest.version == VERSION_PACKED {
+            unpack_image(directory, scratch, &manifest)?;
+            return Ok(Self { directory: scratch.to_path_buf(), manifest });
+        }
         let found = sum(directory).map_err(|error| damaged(error.to_string()))?;
         for (name, sum) in &manifest.files {
             match found.get(name) {
                 None => return Err(damaged(format!("{name} is missing"))),
-                Some(found) if found != sum => {
-                    return Err(damaged(format!("{name} is not what was written")));
-                }
+                Some(found) if found != sum => return Err(not_what_was_written(name)),
                 Some(_) => {}
             }
         }
@@ -431,8 +504,24 @@ impl Image {
     }
 }
 
+fn unpack_image(image: &Path, target: &Path, manifest: &Manifest) -> Result<(), Problem> {
+    fs::create_dir_all(target).map_err(failed("unpacking an image"))?;
+    for (name, sum) in &manifest.files {
+        match packed::unpack_file(image, target, name, sum.1) {
+            Ok(found) if found == *sum => {}
+            Ok(_) => return Err(not_what_was_written(name)),
+            Err(error) => {
+                // That the disk is full says nothing of the image.
+                let word = format!("{name}: {error}");
+                return Err(full(&word).unwrap_or_else(|| damaged(word)));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checksums of an image's files, but not of logs.
-fn sum(image: &Path) -> io::Result<BTreeMap<String, (u32, u64)>> {
+fn sum(image: &Path) -> io::Result<BTreeMap<String, packed::Sum>> {
     let mut sums = BTreeMap::new();
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
@@ -453,7 +542,7 @@ fn sum(image: &Path) -> io::Result<BTreeMap<String, (u32, u64)>> {
     Ok(sums)
 }
 
-fn sum_of(path: &Path) -> io::Result<(u32, u64)> {
+fn sum_of(path: &Path) -> io::Result<packed::Sum> {
     let mut file = File::open(path)?;
     let mut hasher = crc32fast::Hasher::new();
     let (mut buffer, mut length) = (vec![0; 256 << 10], 0);

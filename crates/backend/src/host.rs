@@ -60,12 +60,18 @@ impl HostInterpreters {
         match known {
             Some(known)
                 if known.fingerprint == fingerprint(caller)
+                    && known.is_of(place)
                     && known.again_after.is_none_or(|after| now() < after) =>
             {
                 known
             }
             _ => Self::look(place, caller),
         }
+    }
+
+    /// Whether it was found for this very place: a state directory that was moved remembers its old one.
+    fn is_of(&self, place: &Path) -> bool {
+        self.compiled_driver.as_ref().is_none_or(|driver| driver.parent() == Some(place))
     }
 
     /// Asks every interpreter anew.

@@ -19,7 +19,7 @@ use carrel_jail::{
 use carrel_proto::{
     guest::{AgentConfig, Meters, Places},
     id::SandboxId,
-    limits::{Enforced, Enforcement, Limits},
+    limits::{ByteSize, Enforced, Enforcement, Limits},
     message::PROTOCOL,
     problem::{Code, Problem},
 };
@@ -440,14 +440,13 @@ impl Backend for Jail {
     fn restore(&self, request: &BoxRequest, image: &Path) -> Result<Placed, Problem> {
         let files = WithinReach(request);
         let criu = self.criu()?;
-        let image = Image::open(image, &criu)?;
+        let view = View::at(request.directory.join("image.view"));
+        let image = Image::open(image, &criu, &view.0.join("whole"))?;
         let spool = request.directory.join("spool");
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
         image.give_state(&spool)?;
         let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() })?;
-        let view = request.directory.join("image.view");
-        let _ = fs::remove_dir_all(&view);
         let back = || {
             let program =
                 self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
@@ -458,11 +457,9 @@ impl Backend for Jail {
                 agent: placed.pid,
             };
             let cgroups = self.hierarchy.entrances(request.id.as_str());
-            checkpoint::bring_back(&criu, &living, &image, &cgroups, &Self::ids(request.number), &view)
+            checkpoint::bring_back(&criu, &living, &image, &cgroups, &Self::ids(request.number), &view.0)
         };
-        let back = back();
-        let _ = fs::remove_dir_all(&view);
-        if let Err(problem) = back {
+        if let Err(problem) = back() {
             // What was made so far goes; the error that matters is the first one.
             let _ = self.destroy(&request.id, &request.directory, Some(&placed));
             return Err(problem);
@@ -470,6 +467,14 @@ impl Backend for Jail {
         // The box has them.
         std::mem::forget(files);
         Ok(placed)
+    }
+
+    fn is_packed(&self, image: &Path) -> bool {
+        checkpoint::is_packed(image)
+    }
+
+    fn pack(&self, image: &Path, target: &Path, go_on: &dyn Fn() -> bool) -> Result<Option<()>, Problem> {
+        checkpoint::pack_image(image, target, go_on)
     }
 
     fn snapshot(&self, directory: &Path, placed: &Placed, store: &Path, memory: bool) -> Result<(), Problem> {
@@ -512,6 +517,16 @@ impl Backend for Jail {
         Ok(())
     }
 
+    fn fill(
+        &self,
+        store: &Path,
+        disk: ByteSize,
+        number: u32,
+        fill: &mut dyn FnMut(&carrel_files::Root) -> Result<(), Problem>,
+    ) -> Result<Kind, Problem> {
+        stored::fill(store, disk, &self.state.join("templates"), &Self::ids(number), fill)
+    }
+
     fn look(&self, store: &Path) -> Result<carrel_files::Root, Problem> {
         stored::look(store)
     }
@@ -545,6 +560,22 @@ impl Backend for Jail {
 
     fn workspace(&self, directory: &Path) -> Option<PathBuf> {
         Some(workspace_of(directory))
+    }
+}
+
+/// Where an image is laid out for the time that it is brought back; what a killed one has left goes first.
+struct View(PathBuf);
+
+impl View {
+    fn at(path: PathBuf) -> Self {
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

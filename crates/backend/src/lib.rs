@@ -12,6 +12,7 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+mod packed;
 pub mod port;
 mod pstree_image;
 mod spares;
@@ -25,7 +26,7 @@ use carrel_jail::workspace;
 use carrel_proto::{
     guest::Language,
     id::SandboxId,
-    limits::{Enforced, Limits},
+    limits::{ByteSize, Enforced, Limits},
     problem::{Code, Problem},
 };
 use serde::{Deserialize, Serialize};
@@ -160,6 +161,18 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(cannot_hibernate())
     }
 
+    /// Whether an image is packed, or such that packing does nothing for it.
+    fn is_packed(&self, _image: &Path) -> bool {
+        true
+    }
+
+    /// Packs an image into the directory `target`, which does not exist yet: it is as good as the first for everything that
+    /// takes one, smaller, and on the disk when this returns. `go_on` is asked again and again. `None`: it said no; then, and on
+    /// error, what is there is for the caller to remove.
+    fn pack(&self, _image: &Path, _target: &Path, _go_on: &dyn Fn() -> bool) -> Result<Option<()>, Problem> {
+        Err(cannot_hibernate())
+    }
+
     /// Copies a box into `store`, an empty directory: its files, and with `memory` everything that lives in it. It goes on
     /// afterwards, whatever came of it, also when the caller is killed. Without `memory` nothing in the box may be writing; it
     /// need not live. `Code::Unsupported` with a reason: memory cannot be had of this box (now).
@@ -197,6 +210,18 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(no_snapshots())
     }
 
+    /// Makes an empty workspace of `disk` bytes in a store that has none, has `fill` put files into it, and keeps it. They belong to
+    /// the box of that number. On error what is there is for the caller to remove.
+    fn fill(
+        &self,
+        _store: &Path,
+        _disk: ByteSize,
+        _number: u32,
+        _fill: &mut dyn FnMut(&carrel_files::Root) -> Result<(), Problem>,
+    ) -> Result<workspace::Kind, Problem> {
+        Err(no_snapshots())
+    }
+
     /// The files in a store, to look at.
     fn look(&self, _store: &Path) -> Result<carrel_files::Root, Problem> {
         Err(no_snapshots())
@@ -221,6 +246,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 /// Where the image is in a store with memory.
 pub fn memory_of(store: &Path) -> PathBuf {
     store.join("image")
+}
+
+/// Where the output of execs is in a store with memory.
+pub fn spool_of(store: &Path) -> PathBuf {
+    store.join("spool")
 }
 
 fn no_snapshots() -> Problem {

@@ -10,17 +10,20 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{MetadataExt, PermissionsExt, lchown},
+    os::unix::fs::{MetadataExt, PermissionsExt, fchown, lchown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use carrel_jail::{
     stage,
-    userns::Ids,
-    workspace::{self, Kind},
+    userns::{self, Ids},
+    workspace::{self, Kind, Ready},
 };
-use carrel_proto::problem::{Code, Problem};
+use carrel_proto::{
+    limits::ByteSize,
+    problem::{Code, Problem},
+};
 
 const IMAGE: &str = "workspace.ext4";
 const DIRECTORY: &str = "workspace";
@@ -169,6 +172,40 @@ pub(crate) fn put_image(image: &Path, store: &Path) -> Result<(), Problem> {
         Ok(())
     };
     put().map_err(failed("copying the image"))
+}
+
+pub(crate) fn fill(
+    store: &Path,
+    disk: ByteSize,
+    templates: &Path,
+    ids: &Ids,
+    fill: &mut dyn FnMut(&carrel_files::Root) -> Result<(), Problem>,
+) -> Result<Kind, Problem> {
+    let failed = failed("making a workspace");
+    let (uid, gid) = ids.user_outside();
+    let kind = workspace::probe(disk).0;
+    let directory = store.join(DIRECTORY);
+    let (root, ready) = match kind {
+        Kind::Image => {
+            // In no directory: gone with this process, however that ends, until it is kept.
+            let ready = Ready::make(templates, disk).map_err(&failed)?;
+            (ready.root().map_err(&failed)?, Some(ready))
+        }
+        Kind::Directory => {
+            fs::create_dir(&directory).map_err(&failed)?;
+            (fs::File::open(&directory).map_err(&failed)?.into(), None)
+        }
+    };
+    fchown(&root, Some(uid), Some(gid)).map_err(&failed)?;
+    let root = carrel_files::Root::from_fd(root)?;
+    fill(&match userns::has_many_ids() {
+        true => root.with_owner(carrel_files::Owner { uid, gid }),
+        false => root,
+    })?;
+    if let Some(ready) = ready {
+        ready.keep(&store.join(IMAGE)).map_err(failed)?;
+    }
+    Ok(kind)
 }
 
 pub(crate) fn look(store: &Path) -> Result<carrel_files::Root, Problem> {

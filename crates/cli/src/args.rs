@@ -108,7 +108,7 @@ pub(crate) enum Command {
     /// Show what has become of files between snapshots, or since one.
     #[command(after_help = ex::DIFF)]
     Diff(DiffArgs),
-    /// List and remove snapshots.
+    /// List, remove, export and import snapshots.
     #[command(after_help = ex::SNAPSHOTS)]
     Snapshots(SnapshotsArgs),
     /// An interactive shell in a sandbox.
@@ -358,6 +358,22 @@ pub(crate) enum SnapshotsCommand {
         /// Ids or tags.
         #[arg(required = true)]
         snapshots: Vec<String>,
+    },
+    /// Write a snapshot to one file, for another host or for later.
+    Export {
+        /// An id, or a tag: the newest with it.
+        snapshot: String,
+        /// Where to; `-` is standard output.
+        file: PathBuf,
+    },
+    /// Make a snapshot of such a file.
+    Import {
+        /// From where; `-` is standard input.
+        file: PathBuf,
+        /// Also take what lived in the sandbox if another host has written the file. It is brought back with root's rights:
+        /// only for files that you would run as root.
+        #[arg(long)]
+        trust_memory: bool,
     },
 }
 

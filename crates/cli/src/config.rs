@@ -269,6 +269,7 @@ impl Config {
                 allow_origins: self.list(Key::ServeAllowOrigins),
                 public_url: self.text(Key::ServePublicUrl),
                 audit: self.value(Key::ServeAudit) == Some(&Value::Flag(true)),
+                pack_after: self.time(Key::ServePackAfter),
                 otlp_endpoint: self.text(Key::OtlpEndpoint),
             },
             state,
@@ -397,6 +398,8 @@ pub(crate) struct Serve {
     pub(crate) allow_origins: Vec<String>,
     pub(crate) public_url: Option<String>,
     pub(crate) audit: bool,
+    /// Zero: never.
+    pub(crate) pack_after: Duration,
     pub(crate) otlp_endpoint: Option<String>,
 }
 

@@ -102,6 +102,17 @@ impl Desk {
         }
     }
 
+    /// An engine of this process's own, for what reads and writes files of this host: they meet in the registry.
+    pub(crate) fn own(&self) -> Result<Engine, Problem> {
+        match self {
+            Desk::Own(engine) => Ok(Engine::clone(engine)),
+            Desk::Daemon(client) => Engine::open(carrel_engine::Settings {
+                state: client.about.state.clone(),
+                environments: carrel_engine::Environments::default(),
+            }),
+        }
+    }
+
     pub(crate) async fn snapshots(&self) -> Result<Vec<Snapshot>, Problem> {
         match self {
             Desk::Own(engine) => engine.all_snapshots(&SnapshotFilter::default()),

@@ -75,6 +75,10 @@ kinds! {
     /// In place, or as a new sandbox.
     SnapshotRestored = "snapshot.restored",
     SnapshotDeleted = "snapshot.deleted",
+    /// It went out as a file.
+    SnapshotExported = "snapshot.exported",
+    /// A file became one.
+    SnapshotImported = "snapshot.imported",
     ScopeClosed = "scope.closed",
     FileList = "session.file.list",
     FileRead = "session.file.read",

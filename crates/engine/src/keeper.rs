@@ -2,7 +2,8 @@
 //!
 //! A sandbox is idle when no run or exec is under way in it, nobody reads or waits, and the last request was long enough ago. An
 //! interpreter's own threads do not count: what shall go on without a caller is started as an exec. One that a caller has in
-//! hand has its lock held, or is found to be busy; both are met again at the next round.
+//! hand has its lock held, or is found to be busy; both are met again at the next round. What sleeps on disk for long is packed
+//! ([`crate::packing`]).
 
 use std::{
     collections::HashMap,
@@ -17,7 +18,12 @@ use carrel_proto::{
 };
 use tokio::time::timeout;
 
-use crate::{Engine, Record, State, lock::Lock, registry::now_ms};
+use crate::{
+    Engine, Record, State,
+    lock::Lock,
+    packing::{PACK_AFTER, Packer},
+    registry::now_ms,
+};
 
 /// How often a round is due.
 pub const ROUND: Duration = Duration::from_secs(3);
@@ -27,10 +33,17 @@ const BUSY: Duration = Duration::from_secs(30);
 const REFUSED: Duration = Duration::from_secs(600);
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What one keeper remembers between its rounds: when a sandbox is worth another look.
-#[derive(Debug, Default)]
+/// What one keeper remembers between its rounds: when a sandbox is worth another look, and what is packed.
+#[derive(Debug)]
 pub struct Keeper {
     later: HashMap<SandboxId, Instant>,
+    packer: Packer,
+}
+
+impl Default for Keeper {
+    fn default() -> Self {
+        Self::new(Some(PACK_AFTER))
+    }
 }
 
 /// What came of a try.
@@ -40,6 +53,11 @@ enum Tried {
 }
 
 impl Keeper {
+    /// One that packs images which are older than this; `None`: none.
+    pub fn new(pack_after: Option<Duration>) -> Self {
+        Self { later: HashMap::new(), packer: Packer::new(pack_after) }
+    }
+
     /// Looks at every sandbox once. Errors of one do not stop the others; the first is returned.
     pub async fn round(&mut self, engine: &Engine) -> Result<(), Problem> {
         let now = Instant::now();
@@ -71,7 +89,7 @@ impl Keeper {
                 self.later.insert(id, Instant::now() + again);
             }
         }
-        first
+        first.and(self.packer.round(engine))
     }
 }
 

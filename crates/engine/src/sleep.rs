@@ -506,7 +506,7 @@ pub(crate) fn seal(image: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-fn size(image: &Path) -> u64 {
+pub(crate) fn size(image: &Path) -> u64 {
     let mut bytes = 0;
     let mut todo = vec![image.to_path_buf()];
     while let Some(path) = todo.pop() {

@@ -1,7 +1,7 @@
 //! Saved sandboxes: taken, listed, given back, forked.
 //!
 //! ```text
-//! $CARREL_STATE/snapshots/snp_…/{workspace.ext4, spool/, image/}     never changed once it has its name
+//! $CARREL_STATE/snapshots/snp_…/{workspace.ext4, spool/, image/}     never changed once it has its name, but packed
 //!                         snp_….new/                                 in the making
 //! ```
 //! A snapshot holds the files of a sandbox and, where the host can, everything that lived in it: see
@@ -20,6 +20,9 @@
 //! the sandbox as it was.
 
 mod compare;
+mod export;
+mod import;
+mod portable;
 mod restore;
 
 use std::{
@@ -40,6 +43,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     compare::{Change, Changes, Diff, Side},
+    export::Exported,
+    import::ImportWish,
     restore::{Fork, Forked, MAX_FORKS, RestoreWish},
 };
 pub use crate::registry::snapshots::{Content, Snapshot, SnapshotFilter, SnapshotPage};
@@ -119,7 +124,7 @@ impl Store {
 }
 
 /// What a tree takes on disk.
-fn occupied(path: &Path) -> u64 {
+pub(crate) fn occupied(path: &Path) -> u64 {
     let mut bytes = 0;
     let mut todo = vec![path.to_path_buf()];
     while let Some(path) = todo.pop() {
@@ -172,21 +177,6 @@ impl Engine {
         self.blocking(move |engine| {
             let content = taken.content()?;
             let Taken { record, store, .. } = taken;
-            let path = engine.store_of(&id);
-            let place = || -> io::Result<u64> {
-                seal(&store.path)?;
-                let bytes = occupied(&store.path);
-                fs::rename(&store.path, &path)?;
-                File::open(engine.snapshots_place())?.sync_all()?;
-                Ok(bytes)
-            };
-            let bytes = match place() {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    store.discard();
-                    return Err(failed("keeping the snapshot")(error));
-                }
-            };
             let mut tags = wish.tags;
             tags.sort();
             tags.dedup();
@@ -198,20 +188,43 @@ impl Engine {
                 parent: record.origin.clone(),
                 tags,
                 made_unix_ms: now_ms(),
-                bytes,
+                bytes: 0,
                 content,
             };
-            if let Err(problem) = engine.registry.add_snapshot(&snapshot) {
-                let _ = remove_tree(&path);
-                return Err(problem);
-            }
+            let snapshot = engine.keep_snapshot(store, snapshot, true)?;
             let mut event = Event::of(Kind::SnapshotCreated, &record).caller(wish.caller);
-            event.bytes = Some(bytes);
+            event.bytes = Some(snapshot.bytes);
             event.duration_ms = u64::try_from(began.elapsed().as_millis()).ok();
             engine.note(event.detail(if snapshot.content.memory { "memory" } else { "files" }));
             Ok(snapshot)
         })
         .await
+    }
+
+    /// Gives a directory in the making its name and its row, and says how large it is. With `descent` it is what its
+    /// sandbox comes from, from now on. An error leaves nothing.
+    fn keep_snapshot(&self, store: Store, snapshot: Snapshot, descent: bool) -> Result<Snapshot, Problem> {
+        let path = self.store_of(&snapshot.id);
+        let place = || -> io::Result<u64> {
+            seal(&store.path)?;
+            let bytes = occupied(&store.path);
+            fs::rename(&store.path, &path)?;
+            File::open(self.snapshots_place())?.sync_all()?;
+            Ok(bytes)
+        };
+        let bytes = match place() {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                store.discard();
+                return Err(failed("keeping the snapshot")(error));
+            }
+        };
+        let snapshot = Snapshot { bytes, ..snapshot };
+        if let Err(problem) = self.registry.add_snapshot(&snapshot, descent) {
+            let _ = remove_tree(&path);
+            return Err(problem);
+        }
+        Ok(snapshot)
     }
 
     /// Copies a sandbox into a directory in the making.

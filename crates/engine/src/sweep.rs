@@ -40,7 +40,12 @@ impl Engine {
                 known.insert(record.id);
             }
         }
-        let rest = [self.registry.sweep_scopes(), self.registry.sweep_answers(), self.sweep_snapshots()];
+        let rest = [
+            self.registry.sweep_scopes(),
+            self.registry.sweep_answers(),
+            self.sweep_snapshots(),
+            self.sweep_packing(),
+        ];
         rest.into_iter().fold(self.sweep_strays(&known).and(first), Result::and)
     }
 

@@ -46,6 +46,9 @@ pub enum OutsideLinks {
     Refuse,
     /// Leave them out and say so. A Python venv has such links.
     LeaveOut,
+    /// Make them as they are, for a tree that a box gets back: they lead where they lead in the box, and nowhere for who
+    /// stays below a [`Root`](crate::Root).
+    Keep,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -116,10 +116,26 @@ impl Ready {
         self.limit
     }
 
+    /// The directory itself, to be filled where it is.
+    pub fn root(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(&self.mount, ".", flags, Mode::empty())?)
+    }
+
+    /// Gives the file its name, with all that was written, and lets go of the mount.
+    pub fn keep(self, image: &Path) -> io::Result<()> {
+        syncfs(self.root()?)?;
+        self.name(image)
+    }
+
+    fn name(&self, image: &Path) -> io::Result<()> {
+        let file = format!("/proc/self/fd/{}", self.image.as_raw_fd());
+        Ok(linkat(CWD, file, CWD, image, AtFlags::SYMLINK_FOLLOW)?)
+    }
+
     /// Gives the file its name and the mount its place.
     pub fn settle(self, directory: &Path, image: &Path) -> io::Result<()> {
-        let file = format!("/proc/self/fd/{}", self.image.as_raw_fd());
-        linkat(CWD, file, CWD, image, AtFlags::SYMLINK_FOLLOW)?;
+        self.name(image)?;
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         Ok(move_mount(&self.mount, "", CWD, directory, flags)?)
     }

@@ -6,6 +6,7 @@ import { Http, Listing, segment, type CallOptions, type ClientOptions } from "./
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
 import { Sandbox } from "./sandbox.js";
+import { Snapshots } from "./snapshots.js";
 import type { CarrelEvent, Environment, Quota, SandboxInfo, SandboxOptions, SandboxSettings, ScopeClosed, Token, Whoami } from "./types.js";
 import { fromWire, type Json } from "./wire.js";
 
@@ -37,12 +38,14 @@ export interface EventOptions extends CallOptions {
 export class Carrel {
   readonly #http: Http;
   readonly sandboxes: Sandboxes;
+  readonly snapshots: Snapshots;
   readonly scopes: Scopes;
   readonly tokens: Tokens;
 
   constructor(options: ClientOptions = {}) {
     this.#http = new Http(options);
     this.sandboxes = new Sandboxes(this.#http);
+    this.snapshots = new Snapshots(this.#http);
     this.scopes = new Scopes(this.#http);
     this.tokens = new Tokens(this.#http);
   }

@@ -250,7 +250,7 @@ function parseChange(event: { event: string; data: Json }): Change {
   return { kind: kind as Change["kind"], path: toName(path), from: from === undefined || from === null ? undefined : toName(from) };
 }
 
-async function toBody(content: Content): Promise<Body> {
+export async function toBody(content: Content): Promise<Body> {
   if (typeof content === "string" || content instanceof ReadableStream) return content;
   if (content instanceof Uint8Array || content instanceof ArrayBuffer) return new Uint8Array(content);
   if (content instanceof Blob) return content.stream();
@@ -272,7 +272,7 @@ async function toBody(content: Content): Promise<Body> {
 }
 
 /** Not every platform's streams can be iterated. */
-async function* pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal | undefined): AsyncGenerator<Uint8Array, void> {
+export async function* pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal | undefined): AsyncGenerator<Uint8Array, void> {
   const reader = body.getReader();
   try {
     for (;;) {
@@ -290,7 +290,7 @@ async function* pieces(body: ReadableStream<Uint8Array>, signal: AbortSignal | u
   }
 }
 
-async function localTrees(): Promise<typeof import("./trees.js")> {
+export async function localTrees(): Promise<typeof import("./trees.js")> {
   try {
     return await import("./trees.js");
   } catch (cause) {

@@ -7,6 +7,7 @@ import type { SandboxOptions } from "./types.js";
 
 export { Carrel, type ClientRunOptions, type EventOptions, type ListSandboxes, type Sandboxes, type Scopes, type Tokens } from "./client.js";
 export { Sandbox } from "./sandbox.js";
+export { Snapshots, type ImportOptions, type RestoreOptions } from "./snapshots.js";
 export { Session, type SessionOptions } from "./session.js";
 export { Exec, StartedExec, type ExecInfo, type ExecOptions, type ExecStream, type Listeners, type OutputPage, type Stdin } from "./exec.js";
 export type { Chunk, ExecEvent, FollowOptions } from "./follow.js";

@@ -8,7 +8,7 @@ import { Ports } from "./ports.js";
 import type { Result } from "./result.js";
 import { run, type RunOptions } from "./run.js";
 import { Session, type SessionOptions } from "./session.js";
-import type { Brief, SandboxInfo, SandboxMetrics, SandboxSettings, SessionInfo, Undone } from "./types.js";
+import type { Brief, ForkCost, SandboxInfo, SandboxMetrics, SandboxSettings, SessionInfo, Snapshot, Undone } from "./types.js";
 
 export class Sandbox {
   readonly #http: Http;
@@ -16,6 +16,8 @@ export class Sandbox {
   readonly id: string;
   readonly files: Files;
   readonly ports: Ports;
+  /** Of a fork. */
+  cost: ForkCost | undefined;
 
   constructor(
     http: Http,
@@ -133,6 +135,25 @@ export class Sandbox {
   /** Alive again; `info.note` says what had become of it. */
   async wake(options: CallOptions = {}): Promise<SandboxInfo> {
     this.info = await this.#http.json<SandboxInfo>("POST", `${this.#path}/wake`, { again: true, signal: options.signal });
+    return this.info;
+  }
+
+  /** Saves it: files, and everything that lives in it. It goes on. */
+  snapshot(options: CallOptions & { tags?: string[]; filesOnly?: boolean } = {}): Promise<Snapshot> {
+    const { signal, ...json } = options;
+    return this.#http.json<Snapshot>("POST", `${this.#path}/snapshots`, { json, creates: true, signal });
+  }
+
+  /** Copies of it with interpreters, variables and files as they are; `cost` of each says what it took. All of them or none. */
+  async fork(count = 1, options: CallOptions = {}): Promise<Sandbox[]> {
+    const call = { json: { count }, creates: true, signal: options.signal };
+    const { forks } = await this.#http.json<{ forks: ({ sandbox: SandboxInfo } & ForkCost)[] }>("POST", `${this.#path}/fork`, call);
+    return forks.map(({ sandbox, ...cost }) => Object.assign(new Sandbox(this.#http, sandbox), { cost }));
+  }
+
+  /** This fork takes the key of what it was forked from, which gets this one's. */
+  async adopt(options: CallOptions = {}): Promise<SandboxInfo> {
+    this.info = await this.#http.json<SandboxInfo>("POST", `${this.#path}/adopt`, options);
     return this.info;
   }
 

@@ -87,6 +87,42 @@ export interface Undone {
   closedHandles: number;
 }
 
+/** A saved sandbox. Without `memory` it has only files, and `reason` says why. */
+export interface Snapshot {
+  id: string;
+  /** What it is of, which may be gone. */
+  sandbox: string;
+  key: string | null;
+  /** The snapshot that the sandbox came from, or that was taken of it before. */
+  parent: string | null;
+  tags: string[];
+  madeUnixMs: number;
+  bytes: number;
+  memory: boolean;
+  reason: string | null;
+  environment: string;
+}
+
+/** `count` is of all of them, `files` has the first 1000. */
+export interface ComparedFiles {
+  count: number;
+  files: { path: string; kind: string; size: number }[];
+}
+
+/** What has become of files. */
+export interface Diff {
+  added: ComparedFiles;
+  changed: ComparedFiles;
+  removed: ComparedFiles;
+}
+
+/** What a fork took: its time after the copy, and what it holds of its own on disk and in memory. */
+export interface ForkCost {
+  durationMs: number;
+  diskBytes: number;
+  memoryBytes: number;
+}
+
 export interface SandboxMetrics {
   memory: number | null;
   peakMemory: number | null;

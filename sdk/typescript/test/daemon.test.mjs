@@ -54,6 +54,88 @@ for (const door of ["unix", "tcp"]) {
       await assert.rejects(sandbox.run("1", { env: "cobol" }), sdk.CarrelError);
     });
 
+    test("snapshots are taken, listed, compared, given back and removed", async (t) => {
+      const work = await carrel.sandbox();
+      t.after(() => work.close());
+      await work.files.write("file", "old");
+      const taken = await work.snapshot({ tags: [`good-${door}`], filesOnly: true });
+      assert.deepEqual([taken.sandbox, taken.tags, taken.memory], [work.id, [`good-${door}`], false]);
+      assert.deepEqual((await carrel.snapshots.list({ tag: `good-${door}` })).map((one) => one.id), [taken.id]);
+      assert.equal((await carrel.snapshots.get(`good-${door}`)).id, taken.id);
+      await work.files.write("file", "new");
+      await work.files.write("more", "");
+      const diff = await carrel.snapshots.diff(taken.id);
+      assert.deepEqual([diff.added.files.map((one) => one.path), diff.changed.count, diff.removed.count], [["more"], 1, 0]);
+      const restored = await carrel.snapshots.restore(taken.id, { new: true });
+      t.after(() => restored.close());
+      assert.notEqual(restored.id, work.id);
+      assert.equal(await restored.files.readText("file"), "old");
+      const back = await carrel.snapshots.restore(taken.id);
+      assert.equal(back.id, work.id);
+      assert.equal(await work.files.readText("file"), "old");
+      await carrel.snapshots.delete(taken.id);
+      await assert.rejects(carrel.snapshots.get(taken.id), (error) => error.code === "snapshot_not_found");
+    });
+
+    test("a snapshot goes out as a file and comes in again", async (t) => {
+      const work = await carrel.sandbox();
+      t.after(() => work.close());
+      await work.files.write("file", "kept");
+      const taken = await work.snapshot({ filesOnly: true });
+      const place = temporary();
+      t.after(place.remove);
+      const local = join(place.path, "work.carrel");
+      const size = await carrel.snapshots.exportTo(taken.id, local);
+      assert.equal(readFileSync(local).length, size);
+      const imported = await carrel.snapshots.importFrom(local);
+      assert.notEqual(imported.id, taken.id);
+      const restored = await carrel.snapshots.restore(imported.id, { new: true });
+      t.after(() => restored.close());
+      assert.equal(await restored.files.readText("file"), "kept");
+      // From one to the other without a file between; half of one is none.
+      const streamed = await carrel.snapshots.import(await carrel.snapshots.export(taken.id));
+      await assert.rejects(carrel.snapshots.import(readFileSync(local).subarray(0, size / 2)), sdk.InvalidArgumentError);
+      if (door === "tcp") await assert.rejects(carrel.snapshots.importFrom(local, { trustMemory: true }), sdk.ForbiddenError);
+      for (const one of [taken, imported, streamed]) await carrel.snapshots.delete(one.id);
+    });
+
+    test("forks go their own ways, and one is adopted", async (t) => {
+      const work = await carrel.sandbox(`forked-${door}`);
+      t.after(() => work.close());
+      (await work.run("x = 1")).check();
+      await work.files.write("file", "same");
+      const [fork, second] = await work.fork(2);
+      await second.close();
+      assert.ok(fork.cost.diskBytes > 0);
+      await fork.files.write("file", "other");
+      assert.deepEqual([await work.files.readText("file"), await fork.files.readText("file")], ["same", "other"]);
+      const { key } = work;
+      assert.equal((await fork.adopt()).key, key);
+      assert.notEqual((await work.refresh()).key, key);
+      await fork.close();
+    });
+
+    test("it sleeps and wakes as it was, calls are taken back, a brief says where it stands", async (t) => {
+      const work = await carrel.sandbox();
+      t.after(() => work.close());
+      (await work.run("x = 1")).check();
+      (await work.run("x = 2")).check();
+      assert.equal((await work.undo()).calls, 1);
+      assert.equal((await work.run("x")).text, "1");
+      assert.match((await work.brief()).text, /x/);
+      for (const sleep of ["standby", "hibernate"]) {
+        try {
+          await work[sleep]();
+        } catch (error) {
+          assert.equal(error.code, "unsupported", String(error));
+          continue;
+        }
+        assert.equal((await work.refresh()).state, sleep === "standby" ? "standby" : "hibernated");
+        assert.equal((await work.wake()).state, "running");
+        assert.equal((await work.run("x")).text, "1");
+      }
+    });
+
     test("a streamed run tells what it hears, and the result has it all", async () => {
       const heard = [];
       const result = await sandbox.run("import sys\nfor i in range(3): print('ä', i, flush=True)\nprint('bad', file=sys.stderr)\n'value'", {

@@ -95,6 +95,7 @@ pub(super) async fn call(
         "sandbox_exec_read" => desk.exec_read(arguments).await,
         "sandbox_exec_wait" => desk.exec_wait(arguments).await,
         "sandbox_brief" => desk.brief(arguments).await,
+        "sandbox_undo" => desk.undo(arguments).await,
         "sandbox_fs_write" => desk.write(arguments).await,
         "sandbox_fs_read" => desk.read(arguments).await,
         "sandbox_fs_list" => desk.list(arguments).await,
@@ -146,6 +147,13 @@ struct ExecWaitArguments {
 #[serde(deny_unknown_fields)]
 struct BriefArguments {
     sandbox_id: SandboxId,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UndoArguments {
+    sandbox_id: SandboxId,
+    calls: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -320,6 +328,18 @@ impl Desk<'_> {
         let (engine, record) = self.sandbox(&sandbox_id).await?;
         let brief = engine.brief(&record, &SessionName::main()).await?;
         Ok(Answer::new(json!({"brief": brief.text()})))
+    }
+
+    async fn undo(&self, arguments: Option<JsonObject>) -> Result<Answer, Problem> {
+        let UndoArguments { sandbox_id, calls } = parse(arguments)?;
+        let (engine, record) = self.sandbox(&sandbox_id).await?;
+        let undone = engine.undo(&record, &SessionName::main(), None, calls.unwrap_or(1)).await?;
+        let words = match undone.closed_handles {
+            0 => Vec::new(),
+            closed => vec![format!("{closed} open connections or pipes of that state are closed")],
+        };
+        let object = json!({"calls": undone.calls, "kept": undone.kept, "language": undone.language});
+        Ok(Answer::new(object).words(words))
     }
 
     /// A file operation, off the thread that serves everybody.

@@ -26,6 +26,8 @@ pub(super) const RUN_INSTRUCTIONS: &str = "Sandbox for code: `run` executes it a
 pub(super) const CODE_INSTRUCTIONS: &str = "Sandbox for code: sandbox_open once, then sandbox_fs_* and sandbox_exec with \
      its sandbox_id. Files in /workspace persist between calls. No network by default.";
 
+const UNDO: &str = "sandbox_undo";
+
 impl ToolSet {
     /// As flags and configuration name it.
     pub fn parse(text: &str) -> Result<Self, String> {
@@ -50,14 +52,16 @@ impl ToolSet {
         match self {
             ToolSet::Run => vec![run(structured)],
             ToolSet::Code => code(),
-            ToolSet::All => std::iter::once(run(structured)).chain(code()).collect(),
+            ToolSet::All => {
+                std::iter::once(run(structured)).chain(code()).chain([undo(structured)]).collect()
+            }
         }
     }
 
     pub(super) fn has(self, name: &str) -> bool {
         match self {
             ToolSet::Run => name == "run",
-            ToolSet::Code => name.starts_with("sandbox_"),
+            ToolSet::Code => name.starts_with("sandbox_") && name != UNDO,
             ToolSet::All => true,
         }
     }
@@ -128,6 +132,23 @@ fn run(structured: bool) -> Tool {
         _ => run,
     };
     if structured { run.with_raw_output_schema(object(run_output())) } else { run }
+}
+
+/// Only beside `run`: the calls that it takes back are of interpreters, which the `sandbox_…` tools alone have none of.
+fn undo(structured: bool) -> Tool {
+    let undo = tool(
+        UNDO,
+        "Take back a session's last runs: variables are as before, files stay.",
+        Effect::Destroys,
+        json!({"sandbox_id": {"type": "string"}, "calls": {"type": "integer", "description": "Default 1"}}),
+        &["sandbox_id"],
+    );
+    let number = json!({"type": "integer"});
+    let output = json!({"calls": number, "kept": number, "language": {"type": "string"}});
+    match structured {
+        true => undo.with_raw_output_schema(object(json!({"type": "object", "properties": output}))),
+        false => undo,
+    }
 }
 
 fn run_output() -> Value {

@@ -6,7 +6,7 @@
 
 mod conditions;
 mod content;
-mod flow;
+pub(super) mod flow;
 mod tree;
 mod watch;
 

@@ -1,5 +1,7 @@
 //! Snapshots: taken of sandboxes, listed, compared, given back; and forks.
 
+mod portable;
+
 use std::sync::Arc;
 
 use axum::{
@@ -40,6 +42,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(fork))
         .routes(routes!(adopt))
         .routes(routes!(diff))
+        .merge(portable::routes())
 }
 
 /// A saved sandbox.

@@ -6,5 +6,6 @@ mod events;
 mod matters;
 mod proxy;
 mod share;
+mod snapshots;
 mod telemetry;
 mod world;

@@ -97,7 +97,9 @@ pub(super) const SNAPSHOTS: &str = "\
 Examples:
   carrel snapshots
   carrel snapshots --tree
-  carrel snapshots rm before-upgrade";
+  carrel snapshots rm before-upgrade
+  carrel snapshots export good work.carrel
+  carrel snapshots import work.carrel && carrel restore good --as work2";
 
 pub(super) const OPEN: &str = "\
 Examples:

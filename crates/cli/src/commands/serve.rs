@@ -52,7 +52,8 @@ pub(crate) async fn run(
     let engine = open_engine(&settings).await?;
     let daemon = Daemon::new(engine.clone(), options(&settings, guards)?);
     let sweeping = tokio::spawn(sweep(engine.clone()));
-    let keeping = tokio::spawn(keep(engine.clone()));
+    let pack_after = Some(settings.serve.pack_after).filter(|time| !time.is_zero());
+    let keeping = tokio::spawn(keep(engine.clone(), Keeper::new(pack_after)));
     let mut serving = tokio::spawn({
         let daemon = Arc::clone(&daemon);
         async move { daemon.serve(doors.listeners).await }
@@ -163,9 +164,8 @@ async fn sweep(engine: Engine) {
     }
 }
 
-/// Puts idle sandboxes to sleep.
-async fn keep(engine: Engine) {
-    let mut keeper = Keeper::default();
+/// Puts idle sandboxes to sleep, and packs what sleeps for long.
+async fn keep(engine: Engine, mut keeper: Keeper) {
     let mut ticks = tokio::time::interval(ROUND);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

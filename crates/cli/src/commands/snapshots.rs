@@ -1,5 +1,7 @@
 //! `carrel snapshot`, `restore`, `fork`, `adopt`, `diff` and `snapshots`.
 
+mod portable;
+
 use std::{collections::BTreeSet, process::ExitCode};
 
 use carrel_engine::{
@@ -141,14 +143,23 @@ fn list(sign: &str, changes: &Changes, context: &Context<'_>) -> Result<(), Prob
 }
 
 pub(crate) async fn run(args: &SnapshotsArgs, context: &Context<'_>) -> Result<ExitCode, Problem> {
-    if let Some(SnapshotsCommand::Rm { snapshots }) = &args.command {
-        for name in snapshots {
-            context.desk.delete_snapshot(name).await?;
+    match &args.command {
+        None => {}
+        Some(SnapshotsCommand::Rm { snapshots }) => {
+            for name in snapshots {
+                context.desk.delete_snapshot(name).await?;
+            }
+            if context.output.json {
+                context.output.object(&json!({ "removed": snapshots }))?;
+            }
+            return Ok(ExitCode::SUCCESS);
         }
-        if context.output.json {
-            context.output.object(&json!({ "removed": snapshots }))?;
+        Some(SnapshotsCommand::Export { snapshot, file }) => {
+            return portable::export(snapshot, file, context).await;
         }
-        return Ok(ExitCode::SUCCESS);
+        Some(SnapshotsCommand::Import { file, trust_memory }) => {
+            return portable::import(file, *trust_memory, context).await;
+        }
     }
     let snapshots = context.desk.snapshots().await?;
     if args.tree {

@@ -3,7 +3,10 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 pub(crate) use carrel_engine::nearest::nearest;
-use carrel_engine::registry::{HIBERNATE_AFTER_S, STANDBY_AFTER_S};
+use carrel_engine::{
+    packing::PACK_AFTER,
+    registry::{HIBERNATE_AFTER_S, STANDBY_AFTER_S},
+};
 use carrel_proto::{
     limits::{ByteSize, DEFAULT_TIMEOUT, Limits, MAX_TIMEOUT},
     message::{DEFAULT_UNDO, MAX_UNDO},
@@ -38,6 +41,7 @@ pub(crate) enum Key {
     ServeAllowOrigins,
     ServePublicUrl,
     ServeAudit,
+    ServePackAfter,
     OtlpEndpoint,
 }
 
@@ -86,7 +90,7 @@ pub(crate) enum Kind {
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 25] = [
+    pub(crate) const ALL: [Key; 26] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
@@ -111,6 +115,7 @@ impl Key {
         Key::ServeAllowOrigins,
         Key::ServePublicUrl,
         Key::ServeAudit,
+        Key::ServePackAfter,
         Key::OtlpEndpoint,
     ];
     /// Tables of a file that hold settings.
@@ -143,6 +148,7 @@ impl Key {
             Key::ServeAllowOrigins => "serve.allow_origins",
             Key::ServePublicUrl => "serve.public_url",
             Key::ServeAudit => "serve.audit",
+            Key::ServePackAfter => "serve.pack_after_seconds",
             Key::OtlpEndpoint => "telemetry.otlp_endpoint",
         }
     }
@@ -169,7 +175,9 @@ impl Key {
             Key::ServePublicUrl | Key::OtlpEndpoint => Kind::Url,
             Key::Isolation => Kind::Word(ISOLATION),
             Key::IdleTimeout | Key::MaxLifetime => Kind::Time { most: LONGEST },
-            Key::StandbyAfter | Key::HibernateAfter => Kind::TimeOrNever { most: LONGEST },
+            Key::StandbyAfter | Key::HibernateAfter | Key::ServePackAfter => {
+                Kind::TimeOrNever { most: LONGEST }
+            }
             Key::Timeout => Kind::Time { most: MAX_TIMEOUT },
             Key::Cpus => Kind::Cpus,
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
@@ -194,6 +202,7 @@ impl Key {
             | Key::ServePublicUrl
             | Key::OtlpEndpoint => return None,
             Key::ServeAudit => Value::Flag(true),
+            Key::ServePackAfter => Value::Time(PACK_AFTER),
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
             Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),

@@ -15,6 +15,7 @@ mod help;
 mod hosts;
 mod install;
 mod mcp;
+mod portable;
 mod serving;
 mod shapes;
 mod sleep;

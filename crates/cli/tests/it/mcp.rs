@@ -413,3 +413,37 @@ fn a_receipt_costs_no_token_and_a_brief_is_a_resource() {
     assert!(none["error"].is_object(), "{none}");
     client.leave();
 }
+
+#[test]
+fn a_call_is_taken_back_by_a_tool() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    let mut client = Client::greeted(&place, &["--tools", "all"], "undoer");
+    client.run("x = 1", json!({}));
+    client.run("x = 2", json!({}));
+    let opened = client.call("sandbox_open", json!({}));
+    let id = opened["structuredContent"]["sandbox_id"].as_str().unwrap().to_owned();
+    let undone = client.call("sandbox_undo", json!({"sandbox_id": id}));
+    let said = &undone["structuredContent"];
+    assert_eq!((&said["calls"], &said["language"]), (&json!(1), &json!("python")), "{undone}");
+    assert_eq!(text(&client.run("x", json!({}))), "1");
+    for calls in [json!(99), json!(-1), json!("all")] {
+        let refused = client.call("sandbox_undo", json!({"sandbox_id": id, "calls": calls}));
+        assert_eq!(refused["isError"], true, "{refused}");
+    }
+    assert_eq!(text(&client.run("x", json!({}))), "1");
+    let foreign = client.call("sandbox_undo", json!({"sandbox_id": "sbx_none"}));
+    assert_eq!(foreign["isError"], true, "{foreign}");
+    client.leave();
+    // Where there are no interpreters there is nothing to take back, and no tool for it.
+    let mut client = Client::greeted(&place, &["--tools", "code"], "coder");
+    let listed = client.ask("tools/list", json!({}));
+    let names =
+        listed["result"]["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap());
+    assert!(!names.into_iter().any(|name| name == "sandbox_undo"), "{listed}");
+    let unknown = client.ask("tools/call", json!({"name": "sandbox_undo", "arguments": {"sandbox_id": id}}));
+    assert!(unknown["error"].is_object(), "{unknown}");
+    client.leave();
+}

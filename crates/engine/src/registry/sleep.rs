@@ -107,6 +107,15 @@ impl Registry {
         Ok(())
     }
 
+    /// Its image is packed.
+    pub(crate) fn set_image_bytes(&self, id: &SandboxId, bytes: u64) -> Result<(), Problem> {
+        self.connection()
+            .prepare_cached("UPDATE sandboxes SET image_bytes = ?2 WHERE id = ?1 AND state = 'hibernated'")
+            .and_then(|mut statement| statement.execute(params![id.as_str(), signed(bytes)]))
+            .map_err(failed)?;
+        Ok(())
+    }
+
     /// It runs again, for a caller or because it never slept.
     pub(crate) fn set_awake(&self, id: &SandboxId, used: bool) -> Result<(), Problem> {
         let now = used.then(|| signed(now_ms()));
@@ -135,8 +144,17 @@ impl Registry {
     /// Some rows of sandboxes that may have to be put to sleep, or into a deeper one, after the one of this number. `None`:
     /// there are no more.
     pub(crate) fn drowsy(&self, number: u32) -> Result<Option<Vec<Record>>, Problem> {
+        self.some_in("'running', 'standby'", number)
+    }
+
+    /// The same of sandboxes that are on disk.
+    pub(crate) fn hibernated(&self, number: u32) -> Result<Option<Vec<Record>>, Problem> {
+        self.some_in("'hibernated'", number)
+    }
+
+    fn some_in(&self, states: &str, number: u32) -> Result<Option<Vec<Record>>, Problem> {
         let sql = format!(
-            "SELECT {COLUMNS} FROM sandboxes WHERE number > ?1 AND state IN ('running', 'standby')
+            "SELECT {COLUMNS} FROM sandboxes WHERE number > ?1 AND state IN ({states})
              ORDER BY number LIMIT {CHUNK}"
         );
         let rows: Vec<Record> = self.read(|connection| {

@@ -86,8 +86,8 @@ fn snapshot(row: &Row<'_>) -> rusqlite::Result<(u32, Snapshot)> {
 }
 
 impl Registry {
-    /// From now on it is what its sandbox comes from.
-    pub(crate) fn add_snapshot(&self, new: &Snapshot) -> Result<(), Problem> {
+    /// With `descent` it is what its sandbox comes from, from now on.
+    pub(crate) fn add_snapshot(&self, new: &Snapshot, descent: bool) -> Result<(), Problem> {
         let (tags, content) = (json(&new.tags)?, json(&new.content)?);
         self.write(|transaction| {
             let insert =
@@ -105,8 +105,10 @@ impl Registry {
                 content
             ];
             transaction.execute(insert, values).map_err(failed)?;
-            let origin = "UPDATE sandboxes SET origin = ?2 WHERE id = ?1";
-            transaction.execute(origin, [new.sandbox.as_str(), new.id.as_str()]).map_err(failed)?;
+            if descent {
+                let origin = "UPDATE sandboxes SET origin = ?2 WHERE id = ?1";
+                transaction.execute(origin, [new.sandbox.as_str(), new.id.as_str()]).map_err(failed)?;
+            }
             Ok(())
         })
     }
@@ -166,6 +168,13 @@ impl Registry {
         rows.truncate(limit as usize);
         let next = rows.last().filter(|_| more).map(|(number, _)| Cursor::at(*number));
         Ok(SnapshotPage { snapshots: rows.into_iter().map(|(_, snapshot)| snapshot).collect(), next })
+    }
+
+    pub(crate) fn set_snapshot_bytes(&self, id: &SnapshotId, bytes: u64) -> Result<(), Problem> {
+        self.connection()
+            .execute("UPDATE snapshots SET bytes = ?2 WHERE id = ?1", params![id.as_str(), signed(bytes)])
+            .map_err(failed)?;
+        Ok(())
     }
 
     pub(crate) fn remove_snapshot(&self, id: &SnapshotId) -> Result<(), Problem> {

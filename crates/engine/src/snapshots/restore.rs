@@ -395,6 +395,10 @@ fn taken(key: Option<&Key>) -> Problem {
 fn of_snapshot(problem: Problem) -> Problem {
     match problem.code {
         Code::StateLost => problem.hint("its files are good: restore with files only (`--files-only`)"),
+        Code::Unsupported => {
+            let hint = format!("{}; or restore with files only (`--files-only`)", problem.hint);
+            problem.hint(hint)
+        }
         _ => problem,
     }
 }

@@ -70,7 +70,22 @@ async fn a_full_disk_keeps_a_sandbox_awake() {
         assert_eq!(same().await, sum);
         std::fs::remove_file(other).unwrap();
     }
-    in_time("hibernate", engine.hibernate(&record)).await.unwrap();
+    let record = in_time("hibernate", engine.hibernate(&record)).await.unwrap();
+    // There is no room to pack it: it stays as it is, and nothing lies about.
+    let other = disk.fill();
+    let pack = || engine.pack_images(std::time::Duration::ZERO, &mut Default::default(), &|| true);
+    assert_eq!(pack().unwrap_err().code, Code::Disk);
+    assert_eq!(engine.record(&record.id).unwrap().unwrap().image(), record.image());
+    std::fs::remove_file(other).unwrap();
+    engine.sweep().unwrap();
+    assert!(!disk.state().join("packing").exists());
+    assert_eq!(pack().unwrap(), 1);
+    // Nor to unpack it: it sleeps on, and wakes when there is.
+    let other = disk.fill();
+    let problem = run(&engine, &record, Python, "1").await.map(|ran| ran.out).unwrap_err();
+    assert_eq!((problem.code, problem.hint.is_empty()), (Code::Disk, false), "{problem:?}");
+    assert_eq!(engine.record(&record.id).unwrap().unwrap().state, State::Hibernated);
+    std::fs::remove_file(other).unwrap();
     assert_eq!(same().await, sum);
     close_all(disk.state()).await;
 }

@@ -134,7 +134,7 @@ impl<'a> Unpack<'a> {
                 self.dir(&place, &entry).map_err(|e| FileError::at(&shown, e))?;
                 self.report.dirs += 1;
             }
-            b'2' if !leads_inside(&entry.link, place.parents.len()) => {
+            b'2' if self.outside != OutsideLinks::Keep && !leads_inside(&entry.link, place.parents.len()) => {
                 if self.outside == OutsideLinks::Refuse {
                     return Err(FileError::PathOutside { path: format!("{shown} -> {}", Name(entry.link)) });
                 }

@@ -25,6 +25,8 @@ fn the_tools_are_cheap() {
     assert!(whole <= 150, "run with its annotations costs {whole}");
     assert!(run <= 150, "run costs {run}");
     assert!(code <= 750, "the code tools cost {code}");
+    let undo = cost(ToolSet::All) - run - code;
+    assert!(undo <= 70, "undo costs {undo}");
     for set in [ToolSet::Run, ToolSet::Code, ToolSet::All] {
         let cost = tokens(set.instructions());
         assert!(cost <= 80, "the instructions of {set:?} cost {cost}");

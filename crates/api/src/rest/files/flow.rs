@@ -115,12 +115,12 @@ pub(super) fn file(mut file: std::fs::File, length: u64) -> Body {
 
 /// Where a thread writes what a client reads.
 #[derive(Debug)]
-pub(super) struct Outlet {
+pub(in crate::rest) struct Outlet {
     sender: mpsc::Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,
 }
 
-pub(super) fn outlet() -> (Outlet, Body) {
+pub(in crate::rest) fn outlet() -> (Outlet, Body) {
     let (sender, receiver) = mpsc::channel(ARCHIVE_AHEAD);
     let outlet = Outlet { sender, buffer: Vec::with_capacity(ARCHIVE_PIECE) };
     (outlet, Body::from_stream(ReceiverStream::new(receiver)))
@@ -128,7 +128,7 @@ pub(super) fn outlet() -> (Outlet, Body) {
 
 impl Outlet {
     /// Ends the answer as broken.
-    pub(super) fn fail(&self, why: String) {
+    pub(in crate::rest) fn fail(&self, why: String) {
         // A client that is gone does not mind.
         let _ = self.sender.blocking_send(Err(io::Error::other(why)));
     }
@@ -153,16 +153,38 @@ impl Write for Outlet {
     }
 }
 
+/// Has a thread read a body as it comes; gives back what came of it, and what is left of the body.
+pub(in crate::rest) async fn feed<T: Send + 'static>(
+    mut body: Body,
+    work: impl FnOnce(Inlet) -> T + Send + 'static,
+) -> Result<(T, Body), Refusal> {
+    let (sender, inlet) = inlet();
+    let mut working = std::pin::pin!(blocking(move || work(inlet)));
+    loop {
+        let piece = tokio::select! {
+            biased;
+            done = &mut working => return Ok((done?, body)),
+            piece = next(&mut body) => piece,
+        };
+        // Its own end of the line is dropped with the error: what is half there is nothing to work with.
+        let piece = piece?;
+        let ended = piece.is_none();
+        if sender.send(piece).await.is_err() || ended {
+            return Ok((working.await?, body));
+        }
+    }
+}
+
 /// Where a thread reads what a client sends.
 #[derive(Debug)]
-pub(super) struct Inlet {
+pub(in crate::rest) struct Inlet {
     receiver: mpsc::Receiver<Option<Bytes>>,
     current: Bytes,
     ended: bool,
 }
 
 /// The other end: `None` is the end of the body. An end that never comes is none.
-pub(super) fn inlet() -> (mpsc::Sender<Option<Bytes>>, Inlet) {
+fn inlet() -> (mpsc::Sender<Option<Bytes>>, Inlet) {
     let (sender, receiver) = mpsc::channel(ARCHIVE_AHEAD);
     (sender, Inlet { receiver, current: Bytes::new(), ended: false })
 }

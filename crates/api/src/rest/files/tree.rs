@@ -10,9 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use carrel_engine::{events::Kind as Happened, tokens::Scope};
-use carrel_files::{
-    FileError, OutsideLinks, Root, TreeLimits, TreeReport, read_tar, read_zip, write_tar, write_zip,
-};
+use carrel_files::{OutsideLinks, Root, TreeLimits, TreeReport, read_tar, read_zip, write_tar, write_zip};
 use carrel_proto::{
     files::{GuestPath, Name},
     problem::{Code, Problem},
@@ -29,7 +27,7 @@ use super::{
         guard::Caller,
         problem::{Problems, Refusal},
     },
-    Desk, blocking,
+    Desk,
     content::Raw,
     flow, path_of,
 };
@@ -187,28 +185,15 @@ async fn upload(
 async fn untar(
     root: Arc<Root>,
     path: GuestPath,
-    mut body: Body,
+    body: Body,
     limits: TreeLimits,
 ) -> Result<TreeReport, Refusal> {
     let place = place()?;
-    let (sender, inlet) = flow::inlet();
-    let mut unpacking = std::pin::pin!(blocking(move || {
+    let (done, body) = flow::feed(body, move |inlet| {
         let _place = place;
         read_tar(&root, &path, inlet, &limits, OutsideLinks::LeaveOut)
-    }));
-    let done: Result<TreeReport, FileError> = loop {
-        let piece = tokio::select! {
-            biased;
-            done = &mut unpacking => break done?,
-            piece = flow::next(&mut body) => piece,
-        };
-        // Its own end of the line is dropped with the error: what is half there is no archive.
-        let piece = piece?;
-        let ended = piece.is_none();
-        if sender.send(piece).await.is_err() || ended {
-            break unpacking.await?;
-        }
-    };
+    })
+    .await?;
     let report = done?;
     drain(body).await;
     Ok(report)

@@ -5,22 +5,18 @@
 //! state directory; removing the file ends every link at the daemon's next start.
 
 use std::{
-    fs::File,
-    io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
     path::Path,
-    sync::atomic::{AtomicU64, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use carrel_engine::secret::{self, KEY};
 use carrel_proto::{id::SandboxId, problem::Problem};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 /// In the state directory.
 const FILE: &str = "share.key";
-const KEY: usize = 32;
 const TAG: usize = 32;
 const VERSION: u8 = 1;
 /// Version, port and time.
@@ -56,17 +52,10 @@ pub(super) fn now_ms() -> u64 {
 impl Links {
     /// With the key of this state directory, made if it is not there.
     pub(super) fn open(state: &Path) -> Result<Self, Problem> {
-        let path = state.join(FILE);
-        let failed = |error: io::Error| {
-            Problem::internal(format!("the key of share links, {}: {error}", path.display()))
-        };
-        match read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            found => return Self::with(&found.map_err(failed)?),
-        }
-        make(state, &path).map_err(failed)?;
-        // Not what was just made: another process may have been faster.
-        Self::with(&read(&path).map_err(failed)?)
+        let key = secret::key(state, FILE).map_err(|error| {
+            Problem::internal(format!("the key of share links, {}: {error}", state.join(FILE).display()))
+        })?;
+        Self::with(&key)
     }
 
     fn with(key: &[u8; KEY]) -> Result<Self, Problem> {
@@ -105,38 +94,6 @@ impl Links {
         let sandbox = std::str::from_utf8(sandbox).ok()?.parse().ok()?;
         Some(Link { sandbox, port: u16::from_be_bytes(port) })
     }
-}
-
-fn read(path: &Path) -> io::Result<[u8; KEY]> {
-    let mut key = Vec::with_capacity(KEY);
-    File::open(path)?.take(KEY as u64 + 1).read_to_end(&mut key)?;
-    key.try_into().map_err(|_| io::Error::other("it is not 32 bytes long; remove it, and a new one is made"))
-}
-
-/// A key is there as a whole or not at all, and the first one stays.
-fn make(state: &Path, path: &Path) -> io::Result<()> {
-    let mut key = [0; KEY];
-    let mut filled = 0;
-    while filled < KEY {
-        filled += rustix::rand::getrandom(&mut key[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    // Threads of one process may be at it too; nothing of the key itself goes into a name.
-    static DRAFTS: AtomicU64 = AtomicU64::new(0);
-    let draft =
-        state.join(format!("{FILE}.{}.{}", std::process::id(), DRAFTS.fetch_add(1, Ordering::Relaxed)));
-    // Left by a process of the same number that was killed here.
-    let _ = std::fs::remove_file(&draft);
-    let written = (|| {
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(&key)?;
-        file.sync_all()?;
-        match std::fs::hard_link(&draft, path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        }
-    })();
-    let _ = std::fs::remove_file(&draft);
-    written
 }
 
 #[cfg(test)]
@@ -190,7 +147,7 @@ mod tests {
         });
         let signed: Vec<String> = opened.iter().map(|links| links.sign(&sandbox, 1, 1)).collect();
         assert!(signed.iter().all(|text| *text == signed[0]));
-        assert_ne!(read(&state.path().join(FILE)).unwrap(), [0; KEY]);
+        assert_ne!(secret::key(state.path(), FILE).unwrap(), [0; KEY]);
         let files: Vec<_> = std::fs::read_dir(state.path()).unwrap().map(|file| file.unwrap()).collect();
         assert_eq!(files.len(), 1, "no draft is left: {files:?}");
         assert_eq!(files[0].metadata().unwrap().permissions().mode() & 0o777, 0o600);

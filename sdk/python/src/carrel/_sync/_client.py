@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 import httpx
 
+from .._archive import Rewound, open_binary
 from .._build import (
+    Request,
     create,
     delete,
     get,
@@ -27,8 +31,9 @@ from .._errors import SandboxNotFound
 from .._models import Closed, Diff, Environment, Event, Limits, Quota, SandboxInfo, Snapshot, Token, Whoami
 from .._result import Display, Result
 from .._stream import follow_events
-from ._http import Http
-from ._io import Callback, closing
+from ._files import LocalPath, save
+from ._http import Http, parse_json
+from ._io import Callback, blocking, closing, pieces
 from ._sandbox import Sandbox, run_code
 
 # What one answer may take that is not a run's: a sandbox that is made, a large search.
@@ -246,6 +251,24 @@ class Snapshots:
         body = present(new=new, name=name, key=key, files_only=files_only)
         value = self._http.json(create(f"/v1/snapshots/{segment(snapshot)}/restore", body))
         return Sandbox(self._http, SandboxInfo.parse(value))
+
+    def export(self, snapshot: str, local: LocalPath) -> int:
+        """Writes it to a local file, whole or not at all; how many bytes. `import_` takes it, here or at another daemon."""
+        request = get(f"/v1/snapshots/{segment(snapshot)}/export")
+        # What it holds is as private as the sandbox.
+        return save(self._http, request, Path(local), 0o600)
+
+    def import_(self, local: LocalPath, *, trust_memory: bool = False) -> Snapshot:
+        """Makes a snapshot of an exported file, all of it or nothing. Memory is taken if this daemon's host sealed it.
+
+        `trust_memory`, for the operator: whoever sealed it. It is brought back with root's rights.
+        """
+        with blocking(open_binary, Path(local)) as file:
+            size = os.fstat(file.fileno()).st_size
+            request = Request("POST", "/v1/snapshots", [("trust_memory", trust_memory or None)])
+            request = request.with_headers(Content_Type="application/zstd", Content_Length=str(size))
+            response = self._http.reply(request, lambda: pieces(Rewound(file)))
+        return Snapshot.parse(parse_json(response))
 
     def diff(self, old: str, new: Optional[str] = None) -> Diff:
         """Files between two snapshots, or a snapshot and a sandbox: by default its own, as it is now."""

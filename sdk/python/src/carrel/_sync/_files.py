@@ -163,23 +163,15 @@ class Files:
         target = Path(local) if local is not None else Path(name or ".")
         if entry.is_dir:
             with blocking(spool) as archive:
-                self._fetch(get(self._path + "/tree", [("path", path), ("format", "tar")]), archive)
+                fetch(self._http, get(self._path + "/tree", [("path", path), ("format", "tar")]), archive)
                 blocking(archive.seek, 0)
                 return blocking(unpack, archive, target)
         if blocking(target.is_dir):
             if name in ("", ".", ".."):
                 raise InvalidArgument(f"`{path}` has no name to be saved as", hint="give a file's path to save it to")
             target = target / name
-        handle, temporary = blocking(beside, target)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                self._fetch(get(self._path + "/content", [("path", path)]), file)
-                size = file.tell()
-            blocking(os.chmod, temporary, entry.mode & 0o777)
-            blocking(os.replace, temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        request = get(self._path + "/content", [("path", path)])
+        size = save(self._http, request, target, entry.mode & 0o777)
         return Transferred(files=1, directories=0, links=0, bytes=size, left_out=[], left_out_count=0)
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
@@ -193,32 +185,47 @@ class Files:
         response = self._http.reply(request, lambda: pieces(content))
         return Entry.parse(parse_json(response), response.headers.get("etag"))
 
-    def _fetch(self, request: Request, file: IO[bytes]) -> None:
-        """Contents into a file. A broken connection goes on where it broke while the contents are the same, else from the start."""
-        patience = Patience(self._http.resume_for)
-        etag: Optional[str] = None
-        furthest = 0
-        while True:
-            taken = file.tell()
-            if etag is not None and taken:
-                asked = request.with_headers(Range=f"bytes={taken}-", If_Range=etag)
-            else:
-                asked = request
-            try:
-                with self._http.stream(asked) as response:
-                    if response.status_code != httpx.codes.PARTIAL_CONTENT:
-                        blocking(file.seek, 0)
-                        blocking(file.truncate)
-                    etag = response.headers.get("etag")
-                    for piece in response.iter_bytes():
-                        blocking(file.write, piece)
-                        # What has to start again each time and never gets further is no progress.
-                        if file.tell() > furthest:
-                            furthest = file.tell()
-                            patience.progress()
-                return
-            except httpx.TransportError as error:
-                sleep(patience.pause(error))
+
+def fetch(http: Http, request: Request, file: IO[bytes]) -> None:
+    """Contents into a file. A broken connection goes on where it broke while the contents are the same, else from the start."""
+    patience = Patience(http.resume_for)
+    etag: Optional[str] = None
+    furthest = 0
+    while True:
+        taken = file.tell()
+        asked = request
+        if etag is not None and taken:
+            asked = request.with_headers(Range=f"bytes={taken}-", If_Range=etag)
+        try:
+            with http.stream(asked) as response:
+                if response.status_code != httpx.codes.PARTIAL_CONTENT:
+                    blocking(file.seek, 0)
+                    blocking(file.truncate)
+                etag = response.headers.get("etag")
+                for piece in response.iter_bytes():
+                    blocking(file.write, piece)
+                    # What has to start again each time and never gets further is no progress.
+                    if file.tell() > furthest:
+                        furthest = file.tell()
+                        patience.progress()
+            return
+        except httpx.TransportError as error:
+            sleep(patience.pause(error))
+
+
+def save(http: Http, request: Request, target: Path, mode: int) -> int:
+    """An answer's contents as a local file, whole or not at all; how many bytes."""
+    handle, temporary = blocking(beside, target)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fetch(http, request, file)
+            size = file.tell()
+        blocking(os.chmod, temporary, mode)
+        blocking(os.replace, temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return size
 
 
 class Watch:
