@@ -41,7 +41,13 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{COMPLETE, link::lost, pstree_image, userns_image};
+use crate::{
+    COMPLETE,
+    link::lost,
+    pstree_image,
+    steps::{Step, Watch},
+    userns_image,
+};
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
 const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
@@ -126,6 +132,7 @@ pub(crate) struct Living<'a> {
     /// The agent's program, and its pid on the host.
     pub(crate) program: &'a Path,
     pub(crate) agent: i32,
+    pub(crate) watch: &'a Watch,
 }
 
 /// Writes a box to `image`, which is made. Its processes are stopped afterwards, to be ended; on error they go on.
@@ -136,8 +143,12 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
         return Err(lost("it answers something else"));
     };
     let inits = on_host(living.agent, &inits)?;
+    living.watch.reached(Step::AgentPrepared);
     let written = write_all(criu, living, image, &inits, &sockets, &mut talk)
         .and_then(|()| sync(image).map_err(failed("writing the image")));
+    if written.is_ok() {
+        living.watch.reached(Step::ImageComplete);
+    }
     if written.is_err() {
         let _ = fs::remove_dir_all(image);
     }
@@ -160,6 +171,7 @@ pub(crate) fn copy(
         return Err(lost("it answers something else"));
     };
     let inits = on_host(living.agent, &inits)?;
+    living.watch.reached(Step::AgentPrepared);
     let written = write_all(criu, living, image, &inits, &sockets, &mut talk).and_then(|()| meanwhile());
     if written.is_err() {
         let _ = fs::remove_dir_all(image);
@@ -219,6 +231,7 @@ fn write_all(
         run(living.program, &visit, Stdio::from(OwnedFd::from(line)))
             .map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
+        living.watch.reached(Step::SessionWritten);
     }
     talk.ask(&Request::Save)?;
     fs::rename(living.spool.join(AGENT), image.join(AGENT))
@@ -227,9 +240,11 @@ fn write_all(
             fs::copy(living.spool.join(AGENT), image.join(AGENT)).map(drop)
         })
         .map_err(failed("keeping the agent's state"))?;
+    living.watch.reached(Step::AgentSaved);
     for (name, place) in IN_MEMORY {
         pack(living, &inside(living.agent, place), &image.join(name))?;
     }
+    living.watch.reached(Step::MemoryPacked);
     let files = sum(image).map_err(failed("reading the image"))?;
     let uname = rustix::system::uname();
     let manifest = Manifest {
@@ -242,7 +257,9 @@ fn write_all(
         files,
     };
     let text = serde_json::to_vec(&manifest).map_err(Problem::internal)?;
-    fs::write(image.join(MANIFEST), text).map_err(failed("writing the image"))
+    fs::write(image.join(MANIFEST), text).map_err(failed("writing the image"))?;
+    living.watch.reached(Step::ManifestWritten);
+    Ok(())
 }
 
 /// All of it at once, because an image is many files; and before anything says that it is there.
@@ -288,11 +305,13 @@ pub(crate) fn bring_back(
             unpack(living, &archive, &inside(living.agent, place))?;
         }
     }
+    living.watch.reached(Step::MemoryUnpacked);
     let place = stand(&image.directory)?;
     let mut talk = Talk::open(living.socket)?;
     let Event::Offered { files } = talk.ask(&Request::Offer)? else {
         return Err(lost("it answers something else"));
     };
+    living.watch.reached(Step::EndsOffered);
     for (number, mounts) in image.manifest.sessions.iter().enumerate() {
         let directory = show(&image.directory.join(number.to_string()), view, ids)?;
         let mut arguments = common("restore", &directory);
@@ -324,8 +343,11 @@ pub(crate) fn bring_back(
             let kept = "its image and its files are kept: try again, or close it and go on with its files";
             full(&word).unwrap_or_else(|| Problem::internal(word).hint(kept))
         })?;
+        living.watch.reached(Step::SessionBack);
     }
-    talk.ask(&Request::Resumed).map(drop)
+    talk.ask(&Request::Resumed)?;
+    living.watch.reached(Step::BoxBack);
+    Ok(())
 }
 
 /// The image of a session as CRIU shall find it: one image may be brought back several times at once, each time as other users,

@@ -59,7 +59,10 @@ pub use crate::{
     tenant::{Labels, Tenant},
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
-pub use carrel_backend::IsolationLevel;
+pub use carrel_backend::{
+    IsolationLevel,
+    steps::{Step, Watch},
+};
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -87,6 +90,7 @@ pub struct Core {
     preset: Mutex<Option<(Instant, Environment)>>,
     locks: Locks,
     events: Arc<Hub>,
+    watch: Watch,
 }
 
 impl Deref for Engine {
@@ -102,6 +106,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 impl Engine {
     /// Opens the state directory, making it if it is new.
     pub fn open(settings: Settings) -> Result<Self, Problem> {
+        Self::watched(settings, Watch::default())
+    }
+
+    /// The same, with somebody who is told of every step: see [`carrel_backend::steps`].
+    pub fn watched(settings: Settings, watch: Watch) -> Result<Self, Problem> {
         let failed = |what: &str, error: std::io::Error| {
             Problem::internal(format!("{what} {}: {error}", settings.state.display()))
         };
@@ -112,7 +121,7 @@ impl Engine {
         // Relative paths would mean another place in every process that uses them.
         let state = std::fs::canonicalize(&settings.state).map_err(|error| failed("opening", error))?;
         let registry = Registry::open(&state.join("registry.db"))?;
-        let jail = Arc::new(Jail::new(&state));
+        let jail = Arc::new(Jail::watched(&state, watch.clone()));
         let settings = Settings { state, ..settings };
         let environments = Arc::new(RwLock::new(Arc::new(settings.environments.clone())));
         let core = Arc::new(Core {
@@ -123,6 +132,7 @@ impl Engine {
             preset: Mutex::default(),
             locks: Locks::default(),
             events: Arc::default(),
+            watch,
         });
         Ok(Self { core, environments })
     }

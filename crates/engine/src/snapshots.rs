@@ -17,7 +17,8 @@
 //! *Restoring in place*: what the sandbox is now is hibernated first, its files are moved to `before/` in its own directory, the
 //! snapshot takes their place, and when the new box runs its row says so and `before/` goes. Until then the row says
 //! `hibernated` (or `lost`), and whoever finds `before/` then moves it back ([`Engine::put_back`]): a failure or a kill leaves
-//! the sandbox as it was.
+//! the sandbox as it was. Beside the files is what the row said of the box: one that names another box has been written since,
+//! and what is in `before/` then is nobody's.
 
 mod compare;
 mod restore;
@@ -38,13 +39,14 @@ use carrel_proto::{
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::restore::BEFORE;
 pub use self::{
     compare::{Change, Changes, Diff, Side},
     restore::{Fork, Forked, MAX_FORKS, RestoreWish},
 };
 pub use crate::registry::snapshots::{Content, Snapshot, SnapshotFilter, SnapshotPage};
 use crate::{
-    Cursor, Engine, Record, State,
+    Cursor, Engine, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
     registry::now_ms,
@@ -175,9 +177,11 @@ impl Engine {
             let path = engine.store_of(&id);
             let place = || -> io::Result<u64> {
                 seal(&store.path)?;
+                engine.watch.reached(Step::StoreSealed);
                 let bytes = occupied(&store.path);
                 fs::rename(&store.path, &path)?;
                 File::open(engine.snapshots_place())?.sync_all()?;
+                engine.watch.reached(Step::StorePlaced);
                 Ok(bytes)
             };
             let bytes = match place() {
@@ -205,6 +209,7 @@ impl Engine {
                 let _ = remove_tree(&path);
                 return Err(problem);
             }
+            engine.watch.reached(Step::SnapshotWritten);
             let mut event = Event::of(Kind::SnapshotCreated, &record).caller(wish.caller);
             event.bytes = Some(bytes);
             event.duration_ms = u64::try_from(began.elapsed().as_millis()).ok();
@@ -263,12 +268,14 @@ impl Engine {
             let wanted = wanted.and_then(|()| self.can_hibernate().map_err(|problem| problem.message));
             let frozen = record.state == State::Standby;
             self.registry.set_standby(&record.id, None)?;
+            self.watch.reached(Step::StandbyWritten);
             let taken = self.take_living(&record, frozen, id, wanted);
             // Whatever came of it, it is as before.
             let again = frozen && self.backend.freeze(&record.id, &placed).is_ok();
             if !again {
                 self.registry.set_awake(&record.id, false)?;
             }
+            self.watch.reached(Step::AwakeWritten);
             let (store, memory) = taken?;
             return Ok(Some(Taken { record, store, memory }));
         }
@@ -301,6 +308,7 @@ impl Engine {
         let Some(placed) = &record.placed else { return Err(not_running(record)) };
         let directory = self.directory(&record.id);
         let store = Store::make(&self.snapshots_place(), id)?;
+        self.watch.reached(Step::StoreMade);
         let copy = || -> Result<Result<(), String>, Problem> {
             let mut memory = wanted;
             if memory.is_ok() {
