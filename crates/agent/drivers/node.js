@@ -193,9 +193,8 @@ function changeEnvironment(changes) {
 
 // This process has come back from disk, and another one may have done so as well: not with the same numbers.
 function reseedGenerators() {
-  for (const stir of [stirMath, stirOpenssl]) {
-    try { stir(); } catch { /* another node, or user code has put something of its own there */ }
-  }
+  try { stirMath(); } catch { /* another node, or user code has put something of its own there */ }
+  try { stirOpenssl(); } catch { /* the same */ }
 }
 
 // V8 seeds `Math.random` once per realm and offers no way to do it again, so that of a new realm takes its place. One that user
