@@ -11,12 +11,13 @@
 
 const fs = require('fs');
 // What user code could replace under our feet is taken now, before it runs.
-const { writeSync, openSync, closeSync, fstatSync, readFileSync, readdirSync } = fs;
+const { writeSync, readSync, openSync, closeSync, fstatSync, readFileSync, readdirSync } = fs;
 const { parse, stringify } = JSON;
 const { kill, pid, cwd, reallyExit, _tickCallback: drainMicrotasks } = process;
 const { apply, ownKeys, getOwnPropertyDescriptor, getPrototypeOf } = Reflect;
 const { isArray } = Array;
 const { wait } = Atomics;
+let nativeRandom = Math.random;
 const later = setImmediate;
 const startPolling = setInterval;
 const stopPolling = clearInterval;
@@ -165,13 +166,14 @@ function runNext(mayGuardLoop) {
     tellBrief(id, brief);
   }
   if (call !== null || queue.first === null) return;
-  const { id, code, env, after_interrupt: afterInterrupt } = queue.first.request;
+  const { id, code, env, after_interrupt: afterInterrupt, reseed } = queue.first.request;
   queue.first = queue.first.next;
   call = { id, code, guarded: false, interrupted: false, exit: null, over: false, sealed: false, poll: null, outcome: null };
   followWorkingDirectory();
   delete Object.prototype.toJSON; // it would garble the messages that node's inspector module writes
   process.exitCode = undefined;
   if (env !== undefined) changeEnvironment(env);
+  if (reseed) reseedGenerators();
   if (afterInterrupt) sigint.settle();
   sigint.take(); // a SIGINT from before the call is not meant for it
   run(call, code, mayGuardLoop);
@@ -187,6 +189,58 @@ function changeEnvironment(changes) {
       else process.env[name] = changes[name];
     } catch { /* user code has put something of its own there */ }
   }
+}
+
+// This process has come back from disk, and another one may have done so as well: not with the same numbers.
+function reseedGenerators() {
+  try { stirMath(); } catch { /* another node, or user code has put something of its own there */ }
+  try { stirOpenssl(); } catch { /* the same */ }
+}
+
+// V8 seeds `Math.random` once per realm and offers no way to do it again, so that of a new realm takes its place. One that user
+// code has put there stays. Whoever kept the old function gets its numbers from another place in their order.
+function stirMath() {
+  const entropy = fromSystem(8);
+  for (let left = entropy.readUInt16LE(4); left > 0; left--) nativeRandom();
+  if (Math.random !== nativeRandom) return;
+  const v8 = require('v8');
+  v8.setFlagsFromString(`--random-seed=${(entropy.readUInt32LE(0) >>> 1) || 1}`);
+  const random = vm.runInNewContext('Math.random(); Math.random');
+  v8.setFlagsFromString('--random-seed=0');
+  Math.random = nativeRandom = Object.setPrototypeOf(random, Function.prototype);
+}
+
+// OpenSSL seeds its generators anew in a process with another pid, which this one does not have, and node has no call that
+// does. But what a generator becomes depends on how much it has just given: amounts drawn from the system's own numbers
+// are as good as a seed. There is one for numbers and one for keys, and of each one per thread; node's own threads are
+// given enough to do that each gets some. Then what node has in store of the old numbers is used up.
+const TURNS = 11; // of twelve bits each
+const POOL_TURNS = 32; // for four threads
+const KEYS = 32; // of one bit each: the two kinds take different amounts
+const BLOCK = 16; // bytes that a generator makes at a time
+const STORED_UUIDS = 128;
+const STORED_INTEGERS = 1024;
+function stirOpenssl() {
+  if (!process.moduleLoadList.includes('NativeModule internal/crypto/random')) return;
+  const { randomBytes, randomUUID, randomInt, generateKeyPairSync } = require('crypto');
+  const entropy = fromSystem(2 * (TURNS + POOL_TURNS) + KEYS);
+  const amount = (turn) => BLOCK * (1 + (entropy.readUInt16LE(2 * turn) & 0xfff));
+  for (let turn = 0; turn < TURNS; turn++) randomBytes(amount(turn));
+  for (let turn = TURNS; turn < TURNS + POOL_TURNS; turn++) randomBytes(amount(turn), () => {});
+  for (let left = STORED_UUIDS; left > 0; left--) randomUUID();
+  for (let left = STORED_INTEGERS; left > 0; left--) randomInt(2);
+  for (let at = entropy.length - KEYS; at < entropy.length; at++) generateKeyPairSync(entropy[at] & 1 ? 'x25519' : 'x448');
+}
+
+function fromSystem(count) {
+  const bytes = Buffer.alloc(count);
+  const device = openSync('/dev/urandom', O_RDONLY);
+  try {
+    for (let done = 0; done < count;) done += readSync(device, bytes, done, count - done, null);
+  } finally {
+    closeSync(device);
+  }
+  return bytes;
 }
 
 function run(mine, code, mayGuardLoop) {

@@ -532,6 +532,8 @@ def reseed():
             sys.modules[name].seed()
         except BaseException:
             pass  # not loaded, or user code has put something of its own there
+    for name in ("stir_openssl", "stir_generators"):
+        attempt(rare(name))
 
 
 def serve():
@@ -924,8 +926,37 @@ from _io import BytesIO, TextIOWrapper
 from _json import make_encoder
 
 LINE_LIMIT = 32 << 20  # the contract's longest reply line
+SYSTEM_SEED = 64  # bits; numpy takes 128 from the system for a generator that is given no seed, and people give fewer
 TEXT_LIMIT = 1 << 20  # text/plain is for reading; nobody reads more than this
 MESSAGE_LIMIT = 64 << 10  # an error's message, which the traceback on stderr shows in full
+
+
+# ---- numbers nobody else shall have
+
+
+def stir_openssl():
+    """OpenSSL's generator starts anew by itself in a process with another pid, and a process that comes back has its old one."""
+    if "_ssl" in sys.modules:
+        sys.modules["_ssl"].RAND_add(posix.urandom(64), 64.0)
+
+
+def stir_generators():
+    """Those that `numpy.random.default_rng()` has made. One that was given a seed is meant to go on as it would have."""
+    if "numpy.random" not in sys.modules:
+        return
+    from gc import get_objects
+
+    numpy = sys.modules["numpy.random"]
+    kinds = [getattr(numpy, name, None) for name in ("PCG64", "PCG64DXSM", "Philox", "SFC64")]
+    known = {id(kind): kind for kind in kinds if kind is not None}  # not by `==`, which may be user code's
+    for it in get_objects():
+        kind = known.get(id(type(it)))
+        if kind is None:
+            continue
+        sequence = it.seed_seq if hasattr(it, "seed_seq") else it._seed_seq
+        entropy = getattr(sequence, "entropy", None)
+        if type(entropy) is int and entropy.bit_length() > SYSTEM_SEED:
+            it.state = kind().state
 
 
 # ---- running code

@@ -104,7 +104,7 @@ pub(crate) fn request(
             request["undo"] = undo.calls.into();
             request["memory"] = undo.memory.into();
         }
-        if news.reseed && language == Language::Python {
+        if news.reseed {
             request["reseed"] = true.into();
         }
         if let Some(changes) = variables::for_request(language, changes) {
@@ -124,9 +124,9 @@ pub(crate) fn request(
         before = format!("__carrel_load;__carrel_env {path}\n");
     }
     if news.reseed {
-        let mut seed = [0; 2];
+        let mut seed = [0; 4];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
-        before.push_str(&format!("__carrel_load;{{ RANDOM={};}} 2>/dev/null\n", u16::from_le_bytes(seed)));
+        before.push_str(&format!("__carrel_load;{{ RANDOM={};}} 2>/dev/null\n", u32::from_le_bytes(seed)));
     }
     // The empty line wakes a shell that is about to be renewed.
     Ok(format!(

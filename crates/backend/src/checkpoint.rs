@@ -43,7 +43,13 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{COMPLETE, link::lost, packed, pstree_image, userns_image};
+use crate::{
+    COMPLETE,
+    link::lost,
+    packed, pstree_image,
+    steps::{Step, Watch},
+    userns_image,
+};
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
 const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
@@ -151,6 +157,7 @@ pub(crate) struct Living<'a> {
     /// The agent's program, and its pid on the host.
     pub(crate) program: &'a Path,
     pub(crate) agent: i32,
+    pub(crate) watch: &'a Watch,
 }
 
 /// Writes a box to `image`, which is made. Its processes are stopped afterwards, to be ended; on error they go on.
@@ -161,8 +168,12 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
         return Err(lost("it answers something else"));
     };
     let inits = on_host(living.agent, &inits)?;
+    living.watch.reached(Step::AgentPrepared);
     let written = write_all(criu, living, image, &inits, &sockets, &mut talk)
         .and_then(|()| sync(image).map_err(failed("writing the image")));
+    if written.is_ok() {
+        living.watch.reached(Step::ImageComplete);
+    }
     if written.is_err() {
         let _ = fs::remove_dir_all(image);
     }
@@ -185,6 +196,7 @@ pub(crate) fn copy(
         return Err(lost("it answers something else"));
     };
     let inits = on_host(living.agent, &inits)?;
+    living.watch.reached(Step::AgentPrepared);
     let written = write_all(criu, living, image, &inits, &sockets, &mut talk).and_then(|()| meanwhile());
     if written.is_err() {
         let _ = fs::remove_dir_all(image);
@@ -244,6 +256,7 @@ fn write_all(
         run(living.program, &visit, Stdio::from(OwnedFd::from(line)))
             .map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
+        living.watch.reached(Step::SessionWritten);
     }
     talk.ask(&Request::Save)?;
     fs::rename(living.spool.join(AGENT), image.join(AGENT))
@@ -252,9 +265,11 @@ fn write_all(
             fs::copy(living.spool.join(AGENT), image.join(AGENT)).map(drop)
         })
         .map_err(failed("keeping the agent's state"))?;
+    living.watch.reached(Step::AgentSaved);
     for (name, place) in IN_MEMORY {
         pack(living, &inside(living.agent, place), &image.join(name))?;
     }
+    living.watch.reached(Step::MemoryPacked);
     let files = sum(image).map_err(failed("reading the image"))?;
     let uname = rustix::system::uname();
     let manifest = Manifest {
@@ -266,7 +281,9 @@ fn write_all(
         sessions,
         files,
     };
-    manifest.put(image)
+    manifest.put(image)?;
+    living.watch.reached(Step::ManifestWritten);
+    Ok(())
 }
 
 pub(crate) fn is_packed(image: &Path) -> bool {
@@ -342,11 +359,13 @@ pub(crate) fn bring_back(
             unpack(living, &archive, &inside(living.agent, place))?;
         }
     }
+    living.watch.reached(Step::MemoryUnpacked);
     let place = stand(&image.directory)?;
     let mut talk = Talk::open(living.socket)?;
     let Event::Offered { files } = talk.ask(&Request::Offer)? else {
         return Err(lost("it answers something else"));
     };
+    living.watch.reached(Step::EndsOffered);
     for (number, mounts) in image.manifest.sessions.iter().enumerate() {
         let directory = show(&image.directory.join(number.to_string()), view, ids)?;
         let mut arguments = common("restore", &directory);
@@ -376,8 +395,11 @@ pub(crate) fn bring_back(
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
             not_brought_back(&why)
         })?;
+        living.watch.reached(Step::SessionBack);
     }
-    talk.ask(&Request::Resumed).map(drop)
+    talk.ask(&Request::Resumed)?;
+    living.watch.reached(Step::BoxBack);
+    Ok(())
 }
 
 fn not_brought_back(why: &str) -> Problem {

@@ -34,6 +34,7 @@ use crate::{
     environment, guest_programs, memory_of,
     spares::Spares,
     stages::{self, Stages},
+    steps::{Step as At, Watch},
     stored,
 };
 
@@ -50,16 +51,23 @@ pub struct Jail {
     spares: Spares,
     stages: Stages,
     criu: Mutex<Option<Criu>>,
+    watch: Watch,
 }
 
 impl Jail {
     pub fn new(state: &Path) -> Self {
+        Self::watched(state, Watch::default())
+    }
+
+    /// The same, with somebody who is told of every step.
+    pub fn watched(state: &Path, watch: Watch) -> Self {
         Self {
             state: state.to_path_buf(),
             hierarchy: Hierarchy::probe(),
             spares: Spares::new(state.join("templates")),
             stages: Stages::default(),
             criu: Mutex::default(),
+            watch,
         }
     }
 
@@ -428,12 +436,15 @@ impl Backend for Jail {
             spool: &directory.join("spool"),
             program: &program,
             agent: placed.pid,
+            watch: &self.watch,
         };
         checkpoint::write(&criu, &living, image)?;
         // Everything is on disk from here on. The files stay within reach.
         self.end_all(id, directory, Some(placed))?;
+        self.watch.reached(At::BoxEnded);
         self.hierarchy.remove(id.as_str()).map_err(|error| removing(id, error))?;
         let _ = fs::remove_file(directory.join("agent.sock"));
+        self.watch.reached(At::BoxRemoved);
         Ok(())
     }
 
@@ -446,7 +457,9 @@ impl Backend for Jail {
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
         image.give_state(&spool)?;
+        self.watch.reached(At::StateGiven);
         let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() })?;
+        self.watch.reached(At::BoxMade);
         let back = || {
             let program =
                 self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
@@ -455,6 +468,7 @@ impl Backend for Jail {
                 spool: &spool,
                 program: &program,
                 agent: placed.pid,
+                watch: &self.watch,
             };
             let cgroups = self.hierarchy.entrances(request.id.as_str());
             checkpoint::bring_back(&criu, &living, &image, &cgroups, &Self::ids(request.number), &view.0)
@@ -489,10 +503,14 @@ impl Backend for Jail {
             spool: &directory.join("spool"),
             program: &program,
             agent: placed.pid,
+            watch: &self.watch,
         };
         checkpoint::copy(&criu, &living, &memory_of(store), || {
             stored::put_files(directory, placed.workspace, store)?;
-            stored::put_spool(directory, store)
+            self.watch.reached(At::FilesCopied);
+            stored::put_spool(directory, store)?;
+            self.watch.reached(At::SpoolCopied);
+            Ok(())
         })
     }
 

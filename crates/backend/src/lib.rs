@@ -17,6 +17,7 @@ pub mod port;
 mod pstree_image;
 mod spares;
 mod stages;
+pub mod steps;
 mod stored;
 mod userns_image;
 

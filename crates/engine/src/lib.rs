@@ -61,7 +61,11 @@ pub use crate::{
     tenant::{Labels, Tenant},
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
-pub use carrel_backend::{IsolationLevel, host::Whereabouts};
+pub use carrel_backend::{
+    IsolationLevel,
+    host::Whereabouts,
+    steps::{Step, Watch},
+};
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -89,6 +93,7 @@ pub struct Core {
     preset: Mutex<Option<(Instant, Whereabouts, Environment)>>,
     locks: Locks,
     events: Arc<Hub>,
+    watch: Watch,
 }
 
 impl Deref for Engine {
@@ -104,6 +109,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 impl Engine {
     /// Opens the state directory, making it if it is new.
     pub fn open(settings: Settings) -> Result<Self, Problem> {
+        Self::watched(settings, Watch::default())
+    }
+
+    /// The same, with somebody who is told of every step: see [`carrel_backend::steps`].
+    pub fn watched(settings: Settings, watch: Watch) -> Result<Self, Problem> {
         let failed = |what: &str, error: std::io::Error| {
             Problem::internal(format!("{what} {}: {error}", settings.state.display()))
         };
@@ -114,7 +124,7 @@ impl Engine {
         // Relative paths would mean another place in every process that uses them.
         let state = std::fs::canonicalize(&settings.state).map_err(|error| failed("opening", error))?;
         let registry = Registry::open(&state.join("registry.db"))?;
-        let jail = Arc::new(Jail::new(&state));
+        let jail = Arc::new(Jail::watched(&state, watch.clone()));
         let settings = Settings { state, ..settings };
         let environments = Arc::new(RwLock::new(Arc::new(settings.environments.clone())));
         let core = Arc::new(Core {
@@ -125,6 +135,7 @@ impl Engine {
             preset: Mutex::default(),
             locks: Locks::default(),
             events: Arc::default(),
+            watch,
         });
         Ok(Self { core, environments })
     }

@@ -433,7 +433,7 @@ impl Engine {
             sleep: Sleep::default(),
             ..record
         };
-        self.remove_images(&record, None);
+        self.remove_images(&record);
         Ok(Some(Found { record, created: false, note: Some(note) }))
     }
 
@@ -520,6 +520,7 @@ impl Engine {
             return Ok(());
         };
         if let Some(target) = keep {
+            self.put_back(&record)?;
             self.keep_workspace(&record, target)?;
         }
         self.registry.set_state(&record.id, State::Closing, Some(EndReason::Closed))?;
@@ -541,9 +542,10 @@ impl Engine {
             if record.state != State::Running && !record.state.is_asleep() {
                 return Ok(());
             }
+            engine.put_back(&record)?;
             engine.backend.destroy(&id, &engine.directory(&id), record.placed.as_ref())?;
             engine.registry.set_state(&id, State::Lost, Some(EndReason::Closed))?;
-            engine.remove_images(&record, None);
+            engine.remove_images(&record);
             drop(lock);
             engine.note(Event::of(Kind::SessionStopped, &record));
             Ok(())

@@ -33,13 +33,13 @@
 //! | the row says so | hibernated, `image-N` | `image-N` | done |
 //!
 //! Of waking: before the row says `running`, what was restored is ended and restored again; from then on the row names no
-//! image, and one that is still there is nobody's and is removed with the next. So there is always one of the two, never none
+//! image, and one that is still there is nobody's and is removed by a daemon, or with the next. So there is always one of the two, never none
 //! and never both: an image whose row does not name it is never restored.
 
 use std::{
     fs::{self, File},
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -54,11 +54,12 @@ use carrel_proto::{
 use tokio::time::timeout;
 
 use crate::{
-    Engine, Found, Note, Record, State,
+    Engine, Found, Note, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
     registry::{boot_id, now_ms},
     sandboxes::remove_tree,
+    snapshots::BEFORE,
 };
 
 /// What an image is called until it is complete.
@@ -151,6 +152,7 @@ impl Engine {
     ) -> Result<Option<Record>, Problem> {
         let id = record.id.clone();
         let lock = self.blocking(move |engine| engine.registry.set_standby(&id, None).map(|()| lock)).await?;
+        self.watch.reached(Step::StandbyWritten);
         let rest = self.lie_down(&record.id, idle).await;
         self.blocking(move |engine| {
             let _lock = lock;
@@ -167,6 +169,7 @@ impl Engine {
             if let Err(problem) = frozen {
                 return awake().and(Err(problem));
             }
+            engine.watch.reached(Step::BoxFrozen);
             engine.registry.set_resting(&record.id, &rest.usage)?;
             engine.note(Event::of(Kind::SessionStandby, &record));
             engine.there(&record.id).map(Some)
@@ -201,9 +204,10 @@ impl Engine {
         let before = record.clone();
         let (lock, image) = self
             .blocking(move |engine| {
-                engine.remove_images(&before, None);
+                engine.remove_images(&before);
                 let image = format!("{IMAGE}{:x}", now_ms());
                 engine.registry.set_standby(&before.id, Some(&image))?;
+                engine.watch.reached(Step::ImageNamed);
                 // What is frozen can neither be asked nor be written.
                 if let Some(placed) = before.placed.as_ref().filter(|_| frozen) {
                     engine.backend.thaw(&before.id, placed)?;
@@ -226,6 +230,7 @@ impl Engine {
                         engine.registry.set_resting(&record.id, &rest.usage)?;
                     }
                     engine.registry.set_hibernated(&record.id, bytes)?;
+                    engine.watch.reached(Step::HibernatedWritten);
                     let mut event = Event::of(Kind::SessionHibernated, &record);
                     event.bytes = Some(bytes);
                     event.duration_ms = u64::try_from(began.elapsed().as_millis()).ok();
@@ -247,7 +252,7 @@ impl Engine {
         if !self.is_alive(record) {
             return Ok(());
         }
-        self.remove_images(record, None);
+        self.remove_images(record);
         let again = match record.placed.as_ref().filter(|_| frozen) {
             Some(placed) => self.backend.freeze(&record.id, placed).is_ok(),
             None => false,
@@ -276,8 +281,10 @@ impl Engine {
         let failed =
             |error: io::Error| Problem::internal(format!("writing the image of {}: {error}", record.id));
         let bytes = seal(&making).map_err(failed)?;
+        self.watch.reached(Step::ImageSealed);
         fs::rename(&making, directory.join(name)).map_err(failed)?;
         File::open(&directory).and_then(|directory| directory.sync_all()).map_err(failed)?;
+        self.watch.reached(Step::ImagePlaced);
         Ok(bytes)
     }
 
@@ -345,7 +352,9 @@ impl Engine {
             Err(problem) if problem.code == Code::AgentLost => return Ok(None),
             Err(problem) => return Err(problem),
         }
+        self.watch.reached(Step::BoxThawed);
         self.registry.set_awake(&record.id, true)?;
+        self.watch.reached(Step::AwakeWritten);
         Ok(Some(awake(record.clone())))
     }
 
@@ -357,6 +366,7 @@ impl Engine {
         self.put_back(record)?;
         // Of somebody who was killed between restoring it and writing that down.
         self.backend.destroy(&record.id, &directory, None)?;
+        self.watch.reached(Step::WayCleared);
         let restored = match path.is_dir() {
             true => self.backend.restore(&self.request(record, Some(before), None)?, &path),
             false => Err(Problem::new(Code::StateLost, "the image of the hibernated sandbox is gone")),
@@ -364,8 +374,10 @@ impl Engine {
         match restored {
             Ok(placed) => {
                 self.registry.set_placed(&record.id, &placed)?;
+                self.watch.reached(Step::RunningWritten);
                 self.registry.touch(&record.id)?;
-                self.remove_images(record, None);
+                self.remove_images(record);
+                self.watch.reached(Step::ImagesRemoved);
                 let record = Record { placed: Some(placed), boot: boot_id().to_owned(), ..record.clone() };
                 Ok(Some(awake(record)))
             }
@@ -399,13 +411,14 @@ impl Engine {
     /// With the lock held: whether a sandbox sleeps as its row says. A row that says so of a box that runs is put right.
     pub(crate) fn sleeps_well(&self, record: &Record) -> Result<bool, Problem> {
         if record.state == State::Hibernated {
+            self.put_back(record)?;
             return Ok(self.has_image(record));
         }
         if !self.is_alive(record) {
             return Ok(self.recover(record)?.is_some());
         }
         if !self.is_frozen(record) {
-            self.remove_images(record, None);
+            self.remove_images(record);
             self.registry.set_awake(&record.id, false)?;
         }
         Ok(true)
@@ -425,14 +438,20 @@ impl Engine {
         record.sleep.image.as_ref().is_some_and(|image| directory.join(&image.name).is_dir())
     }
 
-    /// Images that are nobody's. Those that cannot be removed now are met again.
-    pub(crate) fn remove_images(&self, record: &Record, but: Option<&str>) {
-        let directory = self.directory(&record.id);
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if (name == IN_THE_MAKING || name.starts_with(IMAGE)) && but != Some(name.as_str()) {
-                let _ = remove_tree(&entry.path());
-            }
+    /// Of a box that lives: images, and files of before a restore in place, are nobody's.
+    pub(crate) fn nobodys(&self, record: &Record) -> Vec<PathBuf> {
+        let is_nobodys = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name == IN_THE_MAKING || name == BEFORE || name.starts_with(IMAGE)
+        };
+        let entries = fs::read_dir(self.directory(&record.id)).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(is_nobodys).collect()
+    }
+
+    /// What cannot be removed now is met again.
+    pub(crate) fn remove_images(&self, record: &Record) {
+        for path in self.nobodys(record) {
+            let _ = remove_tree(&path);
         }
     }
 

@@ -17,7 +17,8 @@
 //! *Restoring in place*: what the sandbox is now is hibernated first, its files are moved to `before/` in its own directory, the
 //! snapshot takes their place, and when the new box runs its row says so and `before/` goes. Until then the row says
 //! `hibernated` (or `lost`), and whoever finds `before/` then moves it back ([`Engine::put_back`]): a failure or a kill leaves
-//! the sandbox as it was.
+//! the sandbox as it was. Beside the files is what the row said of the box: one that names another box has been written since,
+//! and what is in `before/` then is nobody's.
 
 mod compare;
 mod export;
@@ -41,6 +42,7 @@ use carrel_proto::{
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::restore::BEFORE;
 pub use self::{
     compare::{Change, Changes, Diff, Side},
     export::Exported,
@@ -49,7 +51,7 @@ pub use self::{
 };
 pub use crate::registry::snapshots::{Content, Snapshot, SnapshotFilter, SnapshotPage};
 use crate::{
-    Cursor, Engine, Record, State,
+    Cursor, Engine, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
     registry::now_ms,
@@ -207,9 +209,11 @@ impl Engine {
         let path = self.store_of(&snapshot.id);
         let place = || -> io::Result<u64> {
             seal(&store.path)?;
+            self.watch.reached(Step::StoreSealed);
             let bytes = occupied(&store.path);
             fs::rename(&store.path, &path)?;
             File::open(self.snapshots_place())?.sync_all()?;
+            self.watch.reached(Step::StorePlaced);
             Ok(bytes)
         };
         let bytes = match place() {
@@ -224,6 +228,7 @@ impl Engine {
             let _ = remove_tree(&path);
             return Err(problem);
         }
+        self.watch.reached(Step::SnapshotWritten);
         Ok(snapshot)
     }
 
@@ -276,12 +281,14 @@ impl Engine {
             let wanted = wanted.and_then(|()| self.can_hibernate().map_err(|problem| problem.message));
             let frozen = record.state == State::Standby;
             self.registry.set_standby(&record.id, None)?;
+            self.watch.reached(Step::StandbyWritten);
             let taken = self.take_living(&record, frozen, id, wanted);
             // Whatever came of it, it is as before.
             let again = frozen && self.backend.freeze(&record.id, &placed).is_ok();
             if !again {
                 self.registry.set_awake(&record.id, false)?;
             }
+            self.watch.reached(Step::AwakeWritten);
             let (store, memory) = taken?;
             return Ok(Some(Taken { record, store, memory }));
         }
@@ -314,6 +321,7 @@ impl Engine {
         let Some(placed) = &record.placed else { return Err(not_running(record)) };
         let directory = self.directory(&record.id);
         let store = Store::make(&self.snapshots_place(), id)?;
+        self.watch.reached(Step::StoreMade);
         let copy = || -> Result<Result<(), String>, Problem> {
             let mut memory = wanted;
             if memory.is_ok() {

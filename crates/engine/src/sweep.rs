@@ -49,9 +49,31 @@ impl Engine {
         rest.into_iter().fold(self.sweep_strays(&known).and(first), Result::and)
     }
 
-    /// [`Engine::sweep`] for a process that stays: to be called every few seconds, and right after the start.
+    /// [`Engine::sweep`] for a process that stays: to be called every few seconds, and right after the start. It also looks into
+    /// the directories of sandboxes that run, for which a call has no time.
     pub async fn tidy(&self) -> Result<(), Problem> {
-        self.blocking(Engine::sweep).await
+        self.blocking(|engine| engine.sweep().and(engine.sweep_images())).await
+    }
+
+    /// What whoever woke a sandbox, or gave up putting it to sleep, was killed before removing.
+    fn sweep_images(&self) -> Result<(), Problem> {
+        let mut number = 0;
+        while let Some(records) = self.registry.after(number)? {
+            for record in records {
+                number = record.number;
+                if record.state != State::Running || self.nobodys(&record).is_empty() {
+                    continue;
+                }
+                let lock = Lock::try_take(&self.settings.state, &record.id).map_err(Problem::internal)?;
+                let now = self.registry.by_id(&record.id)?;
+                // Nobody is at work on it, and it has not fallen asleep since.
+                let runs = |now: &Record| now.state == State::Running && self.is_alive(now);
+                if lock.is_some() && now.is_some_and(|now| runs(&now)) {
+                    self.remove_images(&record);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn sweep_one(&self, record: &Record) -> Result<(), Problem> {
@@ -94,7 +116,9 @@ impl Engine {
             State::Running => (!self.is_alive(record)).then_some(End::Settle),
             State::Standby | State::Hibernated if record.is_over(now) => Some(End::Expire),
             State::Standby => (!self.is_alive(record) || !self.is_frozen(record)).then_some(End::Settle),
-            State::Hibernated => (!self.has_image(record)).then_some(End::Settle),
+            State::Hibernated => {
+                (!self.has_image(record) || self.is_half_replaced(record)).then_some(End::Settle)
+            }
             State::Lost => {
                 (now > record.used_unix_ms.saturating_add(lifetime)).then_some(End::Close("lifetime"))
             }

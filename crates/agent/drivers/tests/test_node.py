@@ -197,6 +197,37 @@ class Environment(Story):
             self.told({"A": str(number)}, "process.env.A", f"'{number}'")
 
 
+class Reseeded(Story):
+    """The first call after the process came back from disk: generators give other numbers, and user code sees nothing else of it."""
+
+    def reseeded(self, code, value):
+        outcome = self.driver.run(code, reseed=True)
+        self.assertEqual((outcome.value, outcome.exit, outcome.error), (value, 0, None))
+
+    def test_math_random_is_another_and_looks_the_same(self):
+        self.driver.run("var first = Math.random")
+        looks = "Math.random !== first && Math.random instanceof Function && String(Math.random) === String(first)"
+        self.reseeded(looks, "true")
+        self.reseeded("(x => x >= 0 && x < 1 && x !== Math.random())(Math.random())", "true")
+        self.assertEqual(self.driver.run("first() !== Math.random()").value, "true")
+
+    def test_openssl_goes_on(self):
+        self.driver.run("var o = require('crypto'), seen = new Set([o.randomUUID(), o.randomBytes(8).toString('hex')])")
+        for _ in range(3):
+            self.reseeded("seen.add(o.randomUUID()).add(o.randomBytes(8).toString('hex')); o.randomInt(5) < 5", "true")
+        self.assertEqual(self.driver.run("seen.size").value, "8")
+
+    def test_what_user_code_has_put_there_stays(self):
+        self.driver.run("Math.random = () => 4")
+        self.reseeded("Math.random()", "4")
+
+    def test_user_code_in_the_way(self):
+        self.driver.run("Object.freeze(Math); Array.prototype[Symbol.iterator] = null; require('crypto').randomUUID = null; 0")
+        self.reseeded("1", "1")
+        self.driver.run("Object.setPrototypeOf = null; process.moduleLoadList.includes = null; 0")
+        self.reseeded("2", "2")
+
+
 class State(Story):
     def test_ready_and_end_of_file(self):
         version = subprocess.check_output([NODE, "-p", "process.versions.node"], text=True).strip()

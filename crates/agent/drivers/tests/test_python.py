@@ -258,6 +258,38 @@ class Start(Case):
         self.assertIn("Help on built-in function len", self.run_code("help(len)").stdout)
 
 
+class Reseeded(Case):
+    """The first call after the process came back from disk."""
+
+    def test_generators_start_anew(self):
+        self.run_code("import random, ssl; random.seed(7); own = random.Random(7); one = ssl.RAND_bytes(8)")
+        fresh = random.Random(7)
+        code = "print(random.random(), own.random(), ssl.RAND_bytes(8) != one)"
+        ours, own, openssl = self.run_code(code, reseed=True).stdout.split()
+        expected = str(fresh.random())
+        self.assertNotEqual(ours, expected)
+        self.assertEqual((own, openssl), (expected, "True"))
+
+    @needs("numpy")
+    def test_numpy_generators_that_were_given_no_seed(self):
+        make = "import numpy; free, given = numpy.random.default_rng(), numpy.random.default_rng(7)"
+        code = "print(free.random(), given.random())"
+        self.run_code(make + "; copy = numpy.random.PCG64(); copy.state = free.bit_generator.state")
+        free, given = self.run_code(code, reseed=True).stdout.split()
+        self.assertNotEqual(free, self.run_code("print(numpy.random.Generator(copy).random())").stdout.strip())
+        again = self.run_code("print(numpy.random.default_rng(7).random())").stdout.strip()
+        self.assertEqual(given, again)
+
+    def test_user_code_in_the_way(self):
+        self.run_code("""
+            import random, ssl, sys, _ssl
+            def fail(*_): raise SystemExit(3)
+            random.seed = _ssl.RAND_add = fail
+            sys.modules["numpy.random"] = None
+        """)
+        self.assertEqual(self.run_code("1", reseed=True).value, "1")
+
+
 class Values(Case):
     def test_last_expression(self):
         self.assertEqual(self.run_code("x = 41\nx + 1").displays, [{"kind": "result", "mime": {"text/plain": "42"}}])

@@ -4,6 +4,7 @@
 //! draining (answers under way are finished) → gone. A second signal ends it at once. Sandboxes live on in every case: their
 //! agents are nobody's children, and the next daemon, or the next command, finds them in the registry.
 
+mod claim;
 mod doors;
 mod notify;
 mod socket;
@@ -48,6 +49,8 @@ pub(crate) async fn run(
     let guards = guards(args, &settings)?;
     let tls = tls::acceptor(settings.serve.tls_cert.as_deref(), settings.serve.tls_key.as_deref())?;
     raise_descriptors();
+    // Before the doors: whoever is not to serve this directory takes nobody's socket.
+    let claim = claim::Claim::take(&settings.state)?;
     let doors = doors::open(&settings, tls, output).await?;
     let engine = open_engine(&settings).await?;
     let daemon = Daemon::new(engine.clone(), options(&settings, guards)?);
@@ -75,6 +78,7 @@ pub(crate) async fn run(
         journal.flush();
     }
     drop(doors.socket);
+    drop(claim);
     ended.map(|()| ExitCode::SUCCESS)
 }
 

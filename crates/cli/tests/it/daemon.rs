@@ -2,7 +2,11 @@
 
 use std::{
     net::TcpStream,
-    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixDatagram, unix::net::UnixListener},
+    os::{
+        fd::OwnedFd,
+        unix::fs::PermissionsExt,
+        unix::net::{UnixDatagram, UnixListener, UnixStream},
+    },
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -12,7 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream
 
 use crate::{
     serving::{Daemon, PATIENCE, ask, unix},
-    support::{Ended, Place},
+    support::{Ended, Place, sandboxes},
 };
 
 #[test]
@@ -34,6 +38,55 @@ fn one_daemon_per_socket_and_a_dead_ones_is_replaced() {
     assert_eq!(unix(&place, "GET /v1/daemon", "").json()["pid"], third.child.id());
     third.stop();
     assert!(!place.socket().exists());
+}
+
+/// Several at once for one state directory, each on a socket of its own; the one that has won is killed, again and again.
+#[test]
+fn one_daemon_per_state_directory_however_many_race_for_it() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    place.run(&["run", "-s", "work", "n = 0"]).with(0);
+    let socket = |number: usize| place.path().join(format!("run/{number}.sock")).display().to_string();
+    for round in 1..=4 {
+        let mut daemons: Vec<(String, Daemon)> = (0..3)
+            .map(|number| (socket(number), place.command(&["serve", "-v", "--socket", &socket(number)])))
+            .map(|(socket, command)| (socket, Daemon::spawn(command)))
+            .collect();
+        let mut won = Vec::new();
+        for (socket, daemon) in &mut daemons {
+            if daemon.listens() {
+                won.push((socket, daemon));
+                continue;
+            }
+            assert_eq!(daemon.wait(), Some(125), "{}", daemon.said());
+            assert!(daemon.said().contains("serves") && daemon.said().contains("hint:"), "{}", daemon.said());
+            assert!(!std::path::Path::new(socket).exists(), "whoever lost has left its socket");
+        }
+        assert_eq!(won.len(), 1, "round {round}");
+        let (socket, winner) = won.pop().unwrap();
+        let about = ask(UnixStream::connect(&*socket).unwrap(), "GET /v1/daemon", "", "").json();
+        assert_eq!(about["pid"], winner.child.id());
+        // What was done through the ones that were killed is there.
+        let mut count = place.command(&["run", "-s", "work", "n += 1; n"]);
+        let count = count.env("CARREL_SOCKET", &*socket).output().unwrap();
+        assert_eq!(Ended::of(count).with(0), format!("{round}\n"));
+        winner.signal(Signal::KILL);
+        winner.wait();
+        std::fs::remove_file(socket).unwrap();
+    }
+    let mut last = Daemon::start(&place, &[]);
+    assert_eq!(place.run(&["run", "-s", "work", "n"]).with(0), "4\n");
+    let refused = place.run(&["serve", "--json", "--socket", &socket(9)]);
+    assert_eq!(
+        (refused.code, &refused.json()["error"]["code"]),
+        (125, &"conflict".into()),
+        "{}",
+        refused.err
+    );
+    last.signal(Signal::KILL);
+    last.wait();
 }
 
 #[test]

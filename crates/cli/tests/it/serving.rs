@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     process::{Child, Command},
-    sync::mpsc::{Receiver, channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::Duration,
 };
 
@@ -41,6 +41,24 @@ impl Daemon {
             }
         });
         Self { child, lines, said: Vec::new() }
+    }
+
+    /// Whether it listens, or has ended instead.
+    pub(crate) fn listens(&mut self) -> bool {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) => panic!("it neither listens nor ends: {:?}", self.said),
+            }
+            if self.said.last().is_some_and(|line| line.contains("listening on unix:")) {
+                return true;
+            }
+        }
+    }
+
+    pub(crate) fn said(&self) -> String {
+        self.said.join("\n")
     }
 
     /// Waits until it says so on stderr.

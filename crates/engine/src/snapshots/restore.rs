@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Content, Snapshot, occupied};
 use crate::{
-    Engine, Found, Note, Quota, Record, State,
+    Engine, Found, Note, Quota, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
-    registry::{Claim, boot_id},
+    registry::{Claim, Spec, boot_id},
     sandboxes::{random, remove_tree},
     sleep::{ARRIVING, PAUSE, not_running},
     tenant::Tenant,
@@ -26,8 +26,24 @@ pub const MAX_FORKS: u32 = 100;
 /// Numbers that are tried for the name of a fork.
 const NAMES: u32 = 10_000;
 /// Where the files of a sandbox are while a snapshot takes their place.
-const BEFORE: &str = "before";
+pub(crate) const BEFORE: &str = "before";
 const FILES: [&str; 3] = ["workspace.ext4", "workspace", "spool"];
+/// Beside them: what the row said then.
+const WAS: &str = "was.json";
+
+/// The row names another box as soon as the new one runs: then what is in [`BEFORE`] is nobody's.
+#[derive(Debug, Serialize, Deserialize)]
+struct Was {
+    placed: Option<Placed>,
+    spec: Spec,
+}
+
+impl Was {
+    fn is_of(&self, record: &Record) -> bool {
+        let which = |placed: &Option<Placed>| placed.as_ref().map(|placed| (placed.pid, placed.start_time));
+        which(&self.placed) == which(&record.placed)
+    }
+}
 
 /// What a caller wants of a snapshot.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -119,7 +135,11 @@ impl Engine {
                 return refused;
             }
         };
-        let placed = self.make_directory(&record.id).and_then(|_| self.fill(heir, &record));
+        self.watch.reached(Step::RowClaimed);
+        let placed = self.make_directory(&record.id).and_then(|_| {
+            self.watch.reached(Step::DirectoryMade);
+            self.fill(heir, &record)
+        });
         match placed {
             Ok(placed) => Ok(Some(Record { state: State::Running, placed: Some(placed), ..record })),
             Err(problem) => {
@@ -134,12 +154,14 @@ impl Engine {
         let request = self.request(record, None, None)?;
         let request = BoxRequest { workspace: Some(heir.content.workspace), ..request };
         self.backend.unpack(heir.store, heir.content.number, &request, heir.memory)?;
+        self.watch.reached(Step::FilesLaid);
         let placed = if heir.memory {
             self.backend.restore(&request, &memory_of(heir.store)).map_err(of_snapshot)?
         } else {
             self.backend.create(&request)?
         };
         self.registry.set_placed(&record.id, &placed)?;
+        self.watch.reached(Step::RunningWritten);
         Ok(placed)
     }
 
@@ -153,30 +175,28 @@ impl Engine {
     pub async fn restore_in_place(&self, snapshot: &Snapshot, wish: &RestoreWish) -> Result<Found, Problem> {
         let began = Instant::now();
         let (lock, record) = self.lay_aside(snapshot).await?;
+        self.watch.reached(Step::LaidAside);
         let (snapshot, wish) = (snapshot.clone(), wish.clone());
         self.blocking(move |engine| {
             let _lock = lock;
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
             let heir = Heir { store: &store, content: &snapshot.content, memory };
-            let spec = snapshot.content.spec.clone();
-            let record = Record { spec: spec.clone(), ..record };
-            let replaced = engine
-                .registry
-                .set_spec(&record.tenant, &record.id, &spec, &record.labels, wish.quota.as_ref())
-                .and_then(|()| engine.move_away(&record).map_err(failed))
-                .and_then(|()| engine.fill(&heir, &record));
-            let placed = match replaced {
+            let placed = match engine.replace(&heir, &record, wish.quota.as_ref()) {
                 Ok(placed) => placed,
                 Err(problem) => {
                     engine.put_back(&record)?;
                     return Err(problem.state(SessionState::Preserved));
                 }
             };
+            let record = Record { spec: snapshot.content.spec.clone(), ..record };
             // From here on the row says that it runs, and what was before is nobody's.
             let _ = remove_tree(&engine.directory(&record.id).join(BEFORE));
-            engine.remove_images(&record, None);
+            engine.watch.reached(Step::BeforeRemoved);
+            engine.remove_images(&record);
+            engine.watch.reached(Step::ImagesRemoved);
             engine.registry.set_origin(&record.id, &snapshot.id)?;
+            engine.watch.reached(Step::OriginWritten);
             engine.registry.touch(&record.id)?;
             let record = Record {
                 state: State::Running,
@@ -234,11 +254,23 @@ impl Engine {
         }
     }
 
+    /// Puts a snapshot in the place of what the sandbox is. On error, [`Engine::put_back`] has to be called.
+    fn replace(&self, heir: &Heir<'_>, record: &Record, quota: Option<&Quota>) -> Result<Placed, Problem> {
+        self.move_away(record).map_err(failed)?;
+        self.watch.reached(Step::MovedAway);
+        let spec = &heir.content.spec;
+        self.registry.set_spec(&record.tenant, &record.id, spec, &record.labels, quota)?;
+        self.watch.reached(Step::SpecWritten);
+        self.fill(heir, &Record { spec: spec.clone(), ..record.clone() })
+    }
+
     fn move_away(&self, record: &Record) -> io::Result<()> {
         let directory = self.directory(&record.id);
         self.put_back(record).map_err(io::Error::other)?;
         self.backend.destroy(&record.id, &directory, record.placed.as_ref()).map_err(io::Error::other)?;
         fs::create_dir(directory.join(BEFORE))?;
+        let was = Was { placed: record.placed.clone(), spec: record.spec.clone() };
+        fs::write(directory.join(BEFORE).join(WAS), serde_json::to_vec(&was)?)?;
         for name in FILES {
             match fs::rename(directory.join(name), directory.join(BEFORE).join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -248,19 +280,28 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a restore in place is under way, or was given up by a kill.
+    pub(crate) fn is_half_replaced(&self, record: &Record) -> bool {
+        self.directory(&record.id).join(BEFORE).exists()
+    }
+
     /// With the lock held, of one that does not run: what a restore in place had moved away comes back, because the new box
     /// never ran.
     pub(crate) fn put_back(&self, record: &Record) -> Result<(), Problem> {
         let directory = self.directory(&record.id);
         let before = directory.join(BEFORE);
-        if !before.exists() {
+        if !self.is_half_replaced(record) {
             return Ok(());
         }
+        let was = fs::read(before.join(WAS)).ok().and_then(|text| serde_json::from_slice::<Was>(&text).ok());
+        // The new box has run, and whoever made it was killed before all of the old one was gone; or nothing was moved yet.
+        let Some(was) = was.filter(|was| was.is_of(record)) else { return remove_tree(&before) };
         self.backend.destroy(&record.id, &directory, None)?;
         for name in FILES.into_iter().filter(|name| before.join(name).exists()) {
             remove_tree(&directory.join(name))?;
             fs::rename(before.join(name), directory.join(name)).map_err(failed)?;
         }
+        self.registry.set_spec(&record.tenant, &record.id, &was.spec, &record.labels, None)?;
         remove_tree(&before)
     }
 
@@ -295,6 +336,7 @@ impl Engine {
             }
             let record = taken.record.clone();
             taken.store.discard();
+            engine.watch.reached(Step::StoreRemoved);
             Ok((record, content, forks, made))
         });
         let (record, content, mut forks, made) = made.await?;
@@ -361,6 +403,7 @@ impl Engine {
         let child = child.clone();
         self.blocking(move |engine| {
             engine.registry.swap_keys(&child.id, &parent)?;
+            engine.watch.reached(Step::KeysSwapped);
             let record = engine.there(&child.id)?;
             engine.note(Event::of(Kind::SessionAdopted, &record).caller(caller));
             Ok(record)

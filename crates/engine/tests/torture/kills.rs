@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Lines},
     os::unix::process::CommandExt,
     path::PathBuf,
-    process::{ChildStdout, Command, Stdio},
+    process::{ChildStdout, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    faults::{self, Deed},
     race,
     world::{Lot, Ran, close_all, in_time, key, open, rounds, run, seed, wish},
 };
@@ -25,7 +26,7 @@ use crate::{
 const TASK: &str = "CARREL_TORTURE_TASK";
 const NAME: &str = "killed";
 /// What begins a line that is meant for the parent: the harness has its own.
-const WORD: &str = "child: ";
+pub(crate) const WORD: &str = "child: ";
 /// Beyond what any of it takes here, so that some are killed when all is done.
 const LATEST_US: u64 = 700_000;
 
@@ -36,6 +37,7 @@ pub(crate) enum Task {
     Standby { state: PathBuf },
     Hibernate { state: PathBuf },
     Wake { state: PathBuf },
+    Fault { state: PathBuf, deed: Deed, at: Option<usize> },
 }
 
 /// Who is killed.
@@ -68,13 +70,18 @@ impl Child {
     }
 
     /// The next thing it says.
-    fn word(&mut self) -> Option<String> {
+    pub(crate) fn word(&mut self) -> Option<String> {
         self.lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once(WORD)?.1.to_owned()))
     }
 
     /// All that it says until its end.
     pub(crate) fn all(mut self) -> Vec<String> {
         std::iter::from_fn(|| self.word()).collect()
+    }
+
+    /// How it ended, by itself.
+    pub(crate) fn ended(mut self) -> ExitStatus {
+        self.process.wait().unwrap()
     }
 
     fn kill(&mut self, reach: Reach) {
@@ -126,6 +133,7 @@ async fn another_process() {
             println!("\n{WORD}ready");
             engine.sandbox(&key(NAME), &wish()).await.unwrap();
         }
+        Task::Fault { state, deed, at } => faults::commit(&state, deed, at).await,
     }
 }
 

@@ -1,5 +1,5 @@
 //! Sandboxes under torture: random steps against a model of what must be true, callers who race, and processes that are killed
-//! while they put a sandbox to sleep or wake it.
+//! while they put a sandbox to sleep or wake it: at random moments, and at every step there is.
 //!
 //! | variable | |
 //! |---|---|
@@ -15,6 +15,7 @@
     reason = "a test that cannot go on fails here, and one with less to try says why"
 )]
 
+mod faults;
 mod full;
 mod kills;
 mod model;
