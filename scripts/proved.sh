@@ -1,7 +1,7 @@
 # Sourced by the scripts of this project: the probes, and that enough of them could be tried.
 
 # Hosts differ in what can be tried (no node, no cgroup); a host on which most is skipped proves nothing.
-fewest_held=150
+fewest_held=500
 
 # proved CARREL...: attacks its sandboxes; fails on a breach, and if fewer attacks than that were stopped.
 proved() {

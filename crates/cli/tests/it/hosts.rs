@@ -2,6 +2,8 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
+use carrel_api::rest::desk::{Ask, What};
+use carrel_engine::{Environments, Whereabouts, Wish};
 use serde_json::Value;
 
 use crate::{
@@ -103,5 +105,66 @@ fn an_activated_virtualenv_is_meant_with_a_daemon_too_and_stays_the_sandboxes_ow
     let revived = place.run(&["run", "-s", "work", prefix]);
     assert!(!revived.err.is_empty(), "nobody was told that it had died");
     assert_eq!(revived.with(0), own);
+    daemon.stop();
+}
+
+#[test]
+fn who_may_open_the_socket_but_is_another_user_has_nothing_run_on_the_host() {
+    use std::{io::Write, os::unix::fs::PermissionsExt, process::Stdio};
+    let tools = ["setpriv", "curl"].map(|tool| Command::new(tool).arg("--version").output().is_ok());
+    if !rustix::process::geteuid().is_root() || tools.contains(&false) {
+        println!("skipped: needs root, setpriv and curl");
+        return;
+    }
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    let daemon = Daemon::start(&place, &[]);
+    // As an operator would who lets a group in.
+    for (path, mode) in
+        [(place.path().to_path_buf(), 0o755), (place.path().join("run"), 0o755), (place.socket(), 0o666)]
+    {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let own = place.path().join("own");
+    fs::create_dir(&own).unwrap();
+    let ran = place.path().join("ran");
+    fs::write(own.join("python3"), format!("#!/bin/sh\necho $(id -u) >> '{}'\nexit 1\n", ran.display()))
+        .unwrap();
+    fs::set_permissions(own.join("python3"), fs::Permissions::from_mode(0o755)).unwrap();
+    let whereabouts = Whereabouts::of([("PATH".into(), own.into_os_string())]);
+    let ask = Ask {
+        environments: Environments::default().at(whereabouts),
+        what: What::Nameless { wish: Wish { idle_timeout_s: 600, max_lifetime_s: 600, ..Wish::default() } },
+    };
+    let ask = serde_json::to_vec(&ask).unwrap();
+    for (user, is_run) in [("65534", false), ("0", true)] {
+        let mut curl = Command::new("setpriv")
+            .args([
+                &format!("--reuid={user}"),
+                "--clear-groups",
+                "curl",
+                "--silent",
+                "--show-error",
+                "--unix-socket",
+            ])
+            .arg(place.socket())
+            .args([
+                "-H",
+                "content-type: application/json",
+                "--data-binary",
+                "@-",
+                "http://localhost/v1/daemon/desk",
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        curl.stdin.take().unwrap().write_all(&ask).unwrap();
+        let made = Ended::of(curl.wait_with_output().unwrap()).json();
+        assert_eq!(made["found"]["record"]["state"], "running", "{made}");
+        assert_eq!(ran.exists(), is_run, "user {user}");
+    }
     daemon.stop();
 }

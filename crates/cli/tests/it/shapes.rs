@@ -143,7 +143,9 @@ fn page() -> BTreeMap<String, Shape> {
                 Some(family) if !command.contains(' ') => format!("{family} {command}"),
                 _ => (*command).to_owned(),
             };
-            rows.insert(name, Shape::of(cells[1], &named));
+            let shape = Shape::of(cells[1], &named);
+            assert!(matches!(shape, Shape::Object(_)), "{name} has no object");
+            rows.insert(name, shape);
         }
     }
     rows
