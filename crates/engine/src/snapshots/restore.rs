@@ -438,7 +438,7 @@ fn taken(key: Option<&Key>) -> Problem {
 fn of_snapshot(problem: Problem) -> Problem {
     match problem.code {
         Code::StateLost => problem.hint("its files are good: restore with files only (`--files-only`)"),
-        Code::Unsupported => {
+        Code::Unsupported | Code::Internal if !problem.hint.is_empty() => {
             let hint = format!("{}; or restore with files only (`--files-only`)", problem.hint);
             problem.hint(hint)
         }

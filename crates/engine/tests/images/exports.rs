@@ -1,68 +1,20 @@
 //! Snapshots as files: out of one state directory, into another, and through hostile hands.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails here")]
-
-use std::{fs, future::Future, io::Read, path::Path, time::Duration};
+use std::{fs, io::Read, path::Path};
 
 use carrel_engine::{
-    Engine, Environments, Note, Quota, Record, Settings, State, Wish,
-    call::Output,
+    Engine, Note, Quota, Record, State,
     snapshots::{ImportWish, RestoreWish, Snapshot, SnapshotFilter, SnapshotWish},
 };
-use carrel_proto::{
-    guest::Language,
-    id::{Key, SessionName},
-    message::Run,
-    problem::{Code, Problem},
-};
+use carrel_proto::problem::{Code, Problem};
 
-fn engine(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
-}
-
-fn key() -> Key {
-    "user:local:work".parse().unwrap()
-}
-
-async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(Duration::from_secs(120), future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what}: it hangs"),
-    }
-}
-
-async fn run(engine: &Engine, record: &Record, language: Language, code: &str) -> String {
-    let run = Run {
-        session: SessionName::main(),
-        language,
-        code: code.to_owned(),
-        timeout_ms: 60_000,
-        cancel_on_disconnect: false,
-    };
-    in_time(code, async {
-        let mut call = engine.run(record, run).await.unwrap();
-        let mut out = Vec::new();
-        loop {
-            match call.next().await.unwrap() {
-                Output::Bytes { bytes, .. } => out.extend_from_slice(bytes),
-                Output::Finished(_) => return String::from_utf8_lossy(&out).into_owned(),
-                _ => {}
-            }
-        }
-    })
-    .await
-}
-
-async fn bash(engine: &Engine, record: &Record, code: &str) -> String {
-    run(engine, record, Language::Bash, code).await
-}
+use crate::world::{bash, close_all, in_time, key, open, pack, wish};
 
 /// A state directory with a snapshot of a sandbox that knows something.
 async fn saved(files_only: bool) -> (tempfile::TempDir, Engine, Record, Snapshot) {
     let state = tempfile::tempdir().unwrap();
-    let engine = engine(state.path());
-    let wish = Wish { idle_timeout_s: 600, max_lifetime_s: 3600, ..Wish::default() };
-    let record = engine.sandbox(&key(), &wish).await.unwrap().record;
+    let engine = open(state.path());
+    let record = engine.sandbox(&key(), &wish()).await.unwrap().record;
     let setup =
         "A=5; mkdir -p sub; echo kept > sub/file; chmod 750 sub; ln -s /etc/hostname out; ln -s sub/file in";
     bash(&engine, &record, setup).await;
@@ -87,18 +39,6 @@ async fn restored(engine: &Engine, snapshot: &Snapshot) -> carrel_engine::Found 
 
 const FILES: &str = "echo $(cat sub/file) $(cat in) $(readlink out) $(stat -c %a%U sub) $(stat -c %U .)";
 
-async fn close_all(state: &Path, engine: &Engine) {
-    for snapshot in engine.all_snapshots(&SnapshotFilter::default()).unwrap() {
-        engine.delete_snapshot(&snapshot, None).await.unwrap();
-    }
-    for record in engine.list().unwrap() {
-        engine.close(&record, None).await.unwrap();
-    }
-    nothing_half(state, 0);
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(state.to_str().unwrap()), "{mounts}");
-}
-
 fn nothing_half(state: &Path, whole: usize) {
     let left: Vec<_> =
         fs::read_dir(state.join("snapshots")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -121,7 +61,7 @@ async fn files_go_to_another_state_directory() {
     let file = exported(&engine, &snapshot);
     let looked = bash(&engine, &record, FILES).await;
     let elsewhere = tempfile::tempdir().unwrap();
-    let other = self::engine(elsewhere.path());
+    let other = open(elsewhere.path());
     let imported = import(&other, &file).unwrap();
     assert_ne!(imported.id, snapshot.id);
     assert_eq!(
@@ -153,14 +93,13 @@ async fn files_go_to_another_state_directory() {
 }
 
 #[tokio::test]
-#[expect(clippy::print_stdout, reason = "a skip has its reason in the output")]
 async fn memory_is_taken_where_it_is_sealed_by_the_same_key() {
     let (state, engine, _, snapshot) = saved(false).await;
     if !snapshot.content.memory {
         println!("skipped: {:?}", snapshot.content.reason);
         return close_all(state.path(), &engine).await;
     }
-    engine.pack_images(Duration::ZERO, &mut Default::default(), &|| true).unwrap();
+    pack(&engine).unwrap();
     let file = exported(&engine, &snapshot);
     let again = import(&engine, &file).unwrap();
     assert!(again.content.memory, "{again:?}");
@@ -171,7 +110,7 @@ async fn memory_is_taken_where_it_is_sealed_by_the_same_key() {
 
     // Another host, which has a key of its own.
     let elsewhere = tempfile::tempdir().unwrap();
-    let other = self::engine(elsewhere.path());
+    let other = open(elsewhere.path());
     let foreign = import(&other, &file).unwrap();
     assert!(!foreign.content.memory);
     assert!(foreign.content.reason.as_ref().unwrap().contains("snapshot.key"), "{foreign:?}");
@@ -207,7 +146,7 @@ async fn what_is_not_whole_is_refused_and_leaves_nothing() {
     let (state, engine, _, snapshot) = saved(true).await;
     let file = exported(&engine, &snapshot);
     let elsewhere = tempfile::tempdir().unwrap();
-    let other = self::engine(elsewhere.path());
+    let other = open(elsewhere.path());
     let refused = |file: &[u8], what: &str| {
         let problem = import(&other, file).expect_err(what);
         assert_eq!(problem.code, Code::InvalidArgument, "{what}: {problem:?}");
@@ -306,7 +245,7 @@ async fn a_hostile_file_gets_nothing_that_its_sender_could_not_have() {
     let (state, engine, record, snapshot) = saved(true).await;
     let file = exported(&engine, &snapshot);
     let elsewhere = tempfile::tempdir().unwrap();
-    let other = self::engine(elsewhere.path());
+    let other = open(elsewhere.path());
     let refused = |file: &[u8], codes: &[Code], what: &str| {
         let problem = import(&other, file).expect_err(what);
         assert!(codes.contains(&problem.code), "{what}: {problem:?}");
@@ -375,7 +314,7 @@ async fn a_hostile_file_gets_nothing_that_its_sender_could_not_have() {
 #[tokio::test]
 async fn helper_that_imports() {
     let Ok(state) = std::env::var("CARREL_TEST_IMPORT_TO") else { return };
-    let engine = engine(Path::new(&state));
+    let engine = open(Path::new(&state));
     let _ = engine.import_snapshot(std::io::stdin().lock(), &ImportWish::default());
 }
 
@@ -389,9 +328,9 @@ async fn whoever_is_killed_while_importing_leaves_nothing() {
     let snapshot = in_time("a snapshot", engine.snapshot(&record, &files)).await.unwrap();
     let file = exported(&engine, &snapshot);
     let elsewhere = tempfile::tempdir().unwrap();
-    let other = self::engine(elsewhere.path());
+    let other = open(elsewhere.path());
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "helper_that_imports", "--nocapture"])
+        .args(["--exact", "exports::helper_that_imports", "--nocapture"])
         .env("CARREL_TEST_IMPORT_TO", elsewhere.path())
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
