@@ -40,6 +40,8 @@ use crate::{
 
 /// The file system of a workspace, where it has one of its own.
 const IMAGE: &str = "workspace.ext4";
+/// What is told of an agent's log, in bytes.
+const MAX_WORDS: usize = 300;
 /// How long a killed box may take to be gone.
 const DYING: Duration = Duration::from_secs(10);
 
@@ -473,7 +475,10 @@ impl Backend for Jail {
             let cgroups = self.hierarchy.entrances(request.id.as_str());
             checkpoint::bring_back(&criu, &living, &image, &cgroups, &Self::ids(request.number), &view.0)
         };
-        if let Err(problem) = back() {
+        if let Err(mut problem) = back() {
+            if let Some(said) = last_words(&spool).filter(|_| problem.code == Code::AgentLost) {
+                problem.message = format!("{} (it said: {said})", problem.message);
+            }
             // What was made so far goes; the error that matters is the first one.
             let _ = self.destroy(&request.id, &request.directory, Some(&placed));
             return Err(problem);
@@ -530,7 +535,7 @@ impl Backend for Jail {
         let (from, to) = (Self::ids(number), Self::ids(request.number));
         stored::take_files(store, &request.directory, &from, &to)?;
         if memory {
-            stored::take_spool(store, &request.directory, &from, &to)?;
+            stored::take_spool(store, &request.directory, &to)?;
         }
         Ok(())
     }
@@ -607,6 +612,13 @@ impl Drop for WithinReach<'_> {
             let _ = workspace::attach(&workspace_of(&self.0.directory), &self.0.directory.join(IMAGE));
         }
     }
+}
+
+/// The last line of an agent's log; it is not the user's, and short.
+fn last_words(spool: &Path) -> Option<String> {
+    let log = fs::read(spool.join("agent.log")).ok()?;
+    let tail = String::from_utf8_lossy(&log[log.len().saturating_sub(MAX_WORDS)..]).into_owned();
+    tail.lines().next_back().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
 /// Where a sandbox's files are on the host.

@@ -23,7 +23,7 @@ use crate::stages::lock;
 
 /// A process that has made so many sandboxes will make more.
 const MAKES_MANY: u32 = 2;
-/// Directories kept ready are named by the process that keeps them.
+/// Directories kept ready are named by the process that keeps them, and by chance: it may have several engines.
 const PREFIX: &str = "sandbox-of-";
 
 #[derive(Debug)]
@@ -121,7 +121,10 @@ impl Spares {
     /// With what every sandbox has in it: on some file systems a new file takes as long as a namespace.
     fn make_directory(&self) -> io::Result<Directory> {
         self.remove_strays();
-        let path = self.place.join(format!("{PREFIX}{}", std::process::id()));
+        let mut chance = [0; 4];
+        rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty())?;
+        let name = format!("{PREFIX}{}-{:x}", std::process::id(), u32::from_le_bytes(chance));
+        let path = self.place.join(name);
         fs::create_dir_all(&self.place)?;
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         for name in ["spool", "workspace"] {
@@ -132,16 +135,13 @@ impl Spares {
         Ok(Directory { path, listener })
     }
 
-    /// Directories of processes that are gone, and our own of an engine before this one.
+    /// Directories of processes that are gone.
     fn remove_strays(&self) {
-        let own = std::process::id();
         for entry in fs::read_dir(&self.place).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok())
-            else {
-                continue;
-            };
-            if pid == own || !Path::new("/proc").join(pid.to_string()).exists() {
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+            let pid = rest.split('-').next().unwrap_or_default();
+            if !Path::new("/proc").join(pid).exists() {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }

@@ -124,14 +124,13 @@ pub(crate) fn put_spool(directory: &Path, store: &Path) -> Result<(), Problem> {
     copy_spool(&directory.join(SPOOL), &store.join(SPOOL)).map(drop).map_err(failed("copying output"))
 }
 
-pub(crate) fn take_spool(store: &Path, directory: &Path, from: &Ids, to: &Ids) -> Result<(), Problem> {
+pub(crate) fn take_spool(store: &Path, directory: &Path, to: &Ids) -> Result<(), Problem> {
     let take = || -> io::Result<()> {
         let spool = directory.join(SPOOL);
         let agent = to.agent_outside();
+        // Copies are ours, whoever had them; and an agent goes on writing to them.
         for path in copy_spool(&store.join(SPOOL), &spool)? {
-            if from != to {
-                stage::give(&path, agent, agent)?;
-            }
+            stage::give(&path, agent, agent)?;
         }
         Ok(())
     };

@@ -33,8 +33,8 @@
 //! | the row says so | hibernated, `image-N` | `image-N` | done |
 //!
 //! Of waking: before the row says `running`, what was restored is ended and restored again; from then on the row names no
-//! image, and one that is still there is nobody's and is removed by a daemon, or with the next. So there is always one of the two, never none
-//! and never both: an image whose row does not name it is never restored.
+//! image, and one that is still there is nobody's: a daemon removes it ([`Engine::tidy`]), or the next hibernation. So there
+//! is always one of the two, never none and never both: an image whose row does not name it is never restored.
 
 use std::{
     fs::{self, File},

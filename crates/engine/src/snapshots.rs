@@ -64,6 +64,8 @@ use crate::{
 pub const MAX_TAGS: usize = 16;
 pub const MAX_TAG: usize = 64;
 const IN_THE_MAKING: &str = ".new";
+/// A sweep that comes in between does so once, unless many processes start at that moment.
+const MAKE_TRIES: u32 = 16;
 
 /// What a caller wants of a new snapshot.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -101,16 +103,24 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
 impl Store {
     fn make(place: &Path, id: &SnapshotId) -> Result<Self, Problem> {
         let path = place.join(format!("{id}{IN_THE_MAKING}"));
-        let make = || -> io::Result<File> {
-            fs::DirBuilder::new().mode(0o700).create(&path)?;
-            let held = File::open(&path)?;
-            flock(&held, FlockOperation::NonBlockingLockExclusive)?;
-            // A sweep may have come in between.
-            fs::metadata(&path)?;
-            Ok(held)
+        // None: a sweep has come in between, and taken it for a dead one's.
+        let make = || -> io::Result<Option<File>> {
+            fs::DirBuilder::new().mode(0o700).recursive(true).create(&path)?;
+            let Ok(held) = File::open(&path) else { return Ok(None) };
+            // Ours is the one that has the name, once it is held: until then the sweep may have removed it.
+            flock(&held, FlockOperation::LockExclusive)?;
+            let named = fs::metadata(&path).is_ok_and(|found| {
+                held.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (found.dev(), found.ino()))
+            });
+            Ok(named.then_some(held))
         };
-        let _held = make().map_err(failed("making a snapshot"))?;
-        Ok(Self { path, _held })
+        for _ in 0..MAKE_TRIES {
+            if let Some(_held) = make().map_err(failed("making a snapshot"))? {
+                return Ok(Self { path, _held });
+            }
+        }
+        Err(Problem::new(Code::Busy, "the snapshot's directory was removed as often as it was made")
+            .hint("try again: somebody is cleaning up"))
     }
 
     /// What went wrong leaves nothing.

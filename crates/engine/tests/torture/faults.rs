@@ -75,7 +75,7 @@ const BRING_BACK: [Step; 7] = [
 
 impl Deed {
     /// What it does, in its order.
-    fn steps(self) -> Vec<Step> {
+    pub(crate) fn steps(self) -> Vec<Step> {
         let copy = [
             &[Step::StandbyWritten, Step::StoreMade],
             &WRITE[..],
@@ -123,7 +123,7 @@ fn every_step_belongs_to_a_deed() {
 }
 
 /// In another process: does it, and dies at the step with this number.
-pub(crate) async fn commit(state: &Path, deed: Deed, at: Option<usize>) {
+pub(crate) async fn commit(state: &Path, name: &str, deed: Deed, at: Option<usize>) {
     let reached = AtomicUsize::new(0);
     let watch = Watch::new(move |step| {
         println!("\n{WORD}{}", serde_json::to_string(&step).unwrap());
@@ -133,12 +133,12 @@ pub(crate) async fn commit(state: &Path, deed: Deed, at: Option<usize>) {
     });
     let settings = Settings { state: state.to_path_buf(), environments: Environments::default() };
     let engine = Engine::watched(settings, watch).unwrap();
-    let record = engine.record_by_key(&Default::default(), &key(NAME)).unwrap().unwrap();
+    let record = engine.record_by_key(&Default::default(), &key(name)).unwrap().unwrap();
     let snapshot = || engine.all_snapshots(&SnapshotFilter::default()).unwrap().remove(0);
     let wish_of_restore = RestoreWish::default();
     match deed {
         Deed::Standby => drop(engine.standby(&record).await.unwrap()),
-        Deed::Thaw | Deed::Wake => drop(engine.sandbox(&key(NAME), &wish()).await.unwrap()),
+        Deed::Thaw | Deed::Wake => drop(engine.sandbox(&key(name), &wish()).await.unwrap()),
         Deed::Hibernate => drop(engine.hibernate(&record).await.unwrap()),
         Deed::Snapshot => drop(engine.snapshot(&record, &SnapshotWish::default()).await.unwrap()),
         Deed::RestoreAsNew => drop(engine.restore_as(&snapshot(), &wish_of_restore).await.unwrap()),
@@ -150,6 +150,22 @@ pub(crate) async fn commit(state: &Path, deed: Deed, at: Option<usize>) {
             drop(engine.adopt(&child, None).await.unwrap());
         }
     }
+}
+
+/// Another process does it to the sandbox of this name, and dies at the step with this number; says which steps it came to, and
+/// whether it died.
+pub(crate) async fn act(state: &Path, name: &str, deed: Deed, at: Option<usize>) -> (Vec<Step>, bool) {
+    let task = Task::Fault { state: state.to_path_buf(), name: name.to_owned(), deed, at };
+    let (words, ended) = tokio::task::spawn_blocking(move || {
+        let mut child = Child::start(&task);
+        let words: Vec<String> = std::iter::from_fn(|| child.word()).collect();
+        (words, child.ended())
+    })
+    .await
+    .unwrap();
+    let killed = ended.signal() == Some(Signal::KILL.as_raw());
+    assert!(killed || ended.success(), "{deed:?} at {at:?}: {ended}");
+    (words.iter().map(|word| serde_json::from_str(word).unwrap()).collect(), killed)
 }
 
 struct Scene {
@@ -211,21 +227,6 @@ impl Scene {
             Deed::Adopt => drop(self.engine.fork(&self.record, 1, None, None).await.unwrap()),
             _ => {}
         }
-    }
-
-    /// Another process does it, and dies at the step with this number; says which steps it came to.
-    async fn act(&self, deed: Deed, at: Option<usize>) -> Vec<Step> {
-        let state: PathBuf = self.state.path().into();
-        let (words, ended) = tokio::task::spawn_blocking(move || {
-            let mut child = Child::start(&Task::Fault { state, deed, at });
-            let words: Vec<String> = std::iter::from_fn(|| child.word()).collect();
-            (words, child.ended())
-        })
-        .await
-        .unwrap();
-        let killed = ended.signal() == Some(Signal::KILL.as_raw());
-        assert!(killed == at.is_some() && (killed || ended.success()), "{deed:?} at {at:?}: {ended}");
-        words.iter().map(|word| serde_json::from_str(word).unwrap()).collect()
     }
 
     /// The sandbox of the key answers, with nothing to say of what happened.
@@ -314,8 +315,12 @@ async fn die_everywhere(deed: Deed) {
             None => format!("{deed:?}, not killed"),
         };
         scene.prepare(deed).await;
-        let came = scene.act(deed, at).await;
-        assert_eq!(came, steps[..at.map_or(steps.len(), |at| at + 1)], "{what}");
+        let (came, killed) = act(scene.state.path(), NAME, deed, at).await;
+        assert_eq!(
+            (&came[..], killed),
+            (&steps[..at.map_or(steps.len(), |at| at + 1)], at.is_some()),
+            "{what}"
+        );
         // With and without the start of a daemon before the next caller.
         let swept = at.is_none_or(|at| at % 2 == 0);
         if swept {

@@ -37,7 +37,7 @@ pub(crate) enum Task {
     Standby { state: PathBuf },
     Hibernate { state: PathBuf },
     Wake { state: PathBuf },
-    Fault { state: PathBuf, deed: Deed, at: Option<usize> },
+    Fault { state: PathBuf, name: String, deed: Deed, at: Option<usize> },
 }
 
 /// Who is killed.
@@ -133,7 +133,7 @@ async fn another_process() {
             println!("\n{WORD}ready");
             engine.sandbox(&key(NAME), &wish()).await.unwrap();
         }
-        Task::Fault { state, deed, at } => faults::commit(&state, deed, at).await,
+        Task::Fault { state, name, deed, at } => faults::commit(&state, &name, deed, at).await,
     }
 }
 

@@ -15,6 +15,7 @@
     reason = "a test that cannot go on fails here, and one with less to try says why"
 )]
 
+mod copies;
 mod faults;
 mod full;
 mod kills;

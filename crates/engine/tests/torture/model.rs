@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use carrel_engine::Note;
 use carrel_proto::{guest::Language, outcome::SessionState};
 
-use crate::world::{Lot, Ran};
+use crate::{
+    faults::Deed,
+    world::{Lot, Ran},
+};
 
 /// How many calls are kept for taking back, unless an environment says otherwise.
 pub(crate) const KEPT: usize = 3;
@@ -36,6 +39,25 @@ pub(crate) enum Step {
     Restart,
     KillAgent,
     Damage(Damage),
+    Snapshot,
+    /// The sandbox becomes what the last snapshot of it has.
+    RestoreInPlace,
+    /// The last snapshot becomes another sandbox, which is looked at and closed.
+    RestoreAsNew,
+    /// A copy is made, looked at, and one of the two is closed: the copy, or what it was made of.
+    Fork {
+        adopted: bool,
+    },
+    /// Another process does this and is killed at the step of this number, as a daemon would be.
+    Killed(Deed, usize),
+}
+
+impl Step {
+    /// Whether the host has to be able to write processes to disk.
+    pub(crate) fn needs_disk(&self) -> bool {
+        use Step::{Fork, Hibernate, Killed, RestoreAsNew, RestoreInPlace, Snapshot};
+        matches!(self, Hibernate | Snapshot | RestoreInPlace | RestoreAsNew | Fork { .. } | Killed(..))
+    }
 }
 
 /// What becomes of an image.
@@ -75,7 +97,7 @@ impl Step {
         if model.life == Life::Hibernated && lot.below(6) == 0 {
             return Step::Damage(*lot.one(&DAMAGES));
         }
-        match lot.below(100) {
+        match lot.below(108) {
             0..12 => Step::PythonSet(value),
             12..24 => Step::PythonAppend(value),
             24..31 => Step::PythonRead,
@@ -93,9 +115,25 @@ impl Step {
             85..90 => Step::Hibernate,
             90..94 => Step::Wake,
             94..98 => Step::Restart,
-            _ => Step::KillAgent,
+            98..100 => Step::KillAgent,
+            100..102 => Step::Snapshot,
+            102..103 => Step::RestoreInPlace,
+            103..104 => Step::RestoreAsNew,
+            104..106 => Step::Fork { adopted: lot.below(2) == 0 },
+            _ => {
+                let deed = *lot.one(&[Deed::Hibernate, Deed::Wake, Deed::Snapshot]);
+                Step::Killed(deed, lot.below(deed.steps().len() as u64).try_into().unwrap())
+            }
         }
     }
+}
+
+/// What a sandbox holds, as far as it is copied with it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Content {
+    pub(crate) python: Python,
+    pub(crate) bash: Option<i64>,
+    pub(crate) files: BTreeMap<&'static str, String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -112,6 +150,7 @@ impl Python {
     }
 }
 
+pub(crate) const SHOW_BASH: &str = "echo ${b-unset}";
 pub(crate) const SHOW: &str = "print(globals().get('n'), globals().get('l', []))";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +182,16 @@ impl Model {
     pub(crate) fn lose(&mut self) {
         let files = std::mem::take(&mut self.files);
         *self = Self { files, ..Self::new() };
+    }
+
+    pub(crate) fn content(&self) -> Content {
+        Content { python: self.python.clone(), bash: self.bash, files: self.files.clone() }
+    }
+
+    /// It has come back with this, from a copy of processes without their past.
+    pub(crate) fn become_content(&mut self, content: Content) {
+        let Content { python, bash, files } = content;
+        *self = Self { python, bash, files, ..Self::new() };
     }
 
     /// A python call that ended well and left this.
@@ -198,6 +247,39 @@ impl Model {
     }
 
     pub(crate) fn bash_shown(&self) -> String {
-        self.bash.map_or("unset".to_owned(), |value| value.to_string())
+        bash_shown(self.bash)
     }
+}
+
+impl Content {
+    /// What [`SHOW`] and [`SHOW_BASH`] print of it.
+    pub(crate) fn shown(&self) -> (String, String) {
+        (self.python.shown(), bash_shown(self.bash))
+    }
+
+    /// Every file there may be, and what is in it.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&'static str, Option<&String>)> {
+        FILES.iter().map(|name| (*name, self.files.get(name)))
+    }
+}
+
+fn bash_shown(value: Option<i64>) -> String {
+    value.map_or("unset".to_owned(), |value| value.to_string())
+}
+
+/// What a sandbox can do or suffer is among what is drawn.
+#[test]
+fn every_kind_of_step_is_drawn() {
+    let mut lot = Lot::new(1);
+    let mut drawn = std::collections::BTreeSet::new();
+    for life in [Life::Awake, Life::Hibernated] {
+        let model = Model { life, ..Model::new() };
+        for _ in 0..5000 {
+            let step = format!("{:?}", Step::draw(&mut lot, &model));
+            drawn.insert(step.split(['(', ' ']).next().unwrap().to_owned());
+        }
+    }
+    let all = "BashCrash BashRead BashSet Damage ExecRead ExecWrite Fork Hibernate KillAgent Killed PythonAppend PythonCrash \
+        PythonFile PythonRead PythonSet Read Restart RestoreAsNew RestoreInPlace Snapshot Standby Undo Wake Write";
+    assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(" "), all);
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use carrel_engine::{Engine, Found, Note, Record, State};
+use carrel_engine::{Engine, Found, Note, Record, State, snapshots::Snapshot};
 use carrel_proto::{
     guest::Language::{Bash, Python},
     id::SessionName,
@@ -12,7 +12,7 @@ use carrel_proto::{
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::{
-    model::{Damage, Life, Model, SHOW, Step},
+    model::{Content, Damage, Life, Model, SHOW, Step},
     world::{Lot, Ran, close_all, exec, in_time, key, number, open, read, run, seed, wish, write},
 };
 
@@ -39,18 +39,20 @@ async fn whatever_is_done_to_it_a_sandbox_is_what_it_must_be() {
     }
 }
 
-struct Trial {
-    state: PathBuf,
-    name: String,
+pub(crate) struct Trial {
+    pub(crate) state: PathBuf,
+    pub(crate) name: String,
     seed: u64,
     lot: Lot,
-    engine: Engine,
+    pub(crate) engine: Engine,
     /// As it was found last: a caller's may be old.
-    record: Record,
-    model: Model,
-    history: Vec<String>,
+    pub(crate) record: Record,
+    pub(crate) model: Model,
+    pub(crate) history: Vec<String>,
     can_standby: bool,
     can_hibernate: bool,
+    /// The last snapshot, and what it has.
+    pub(crate) saved: Option<(Snapshot, Content)>,
 }
 
 impl Trial {
@@ -82,15 +84,14 @@ impl Trial {
             history: Vec::new(),
             can_standby,
             can_hibernate: can_hibernate.is_ok(),
+            saved: None,
         }
     }
 
     async fn go(mut self, steps: u64) -> Result<(), String> {
         for _ in 0..steps {
             let step = Step::draw(&mut self.lot, &self.model);
-            if (step == Step::Standby && !self.can_standby)
-                || (step == Step::Hibernate && !self.can_hibernate)
-            {
+            if (step == Step::Standby && !self.can_standby) || (step.needs_disk() && !self.can_hibernate) {
                 continue;
             }
             self.history.push(format!("{step:?}"));
@@ -108,6 +109,7 @@ impl Trial {
                 return Err(self.story(&format!("it is {state:?}, not {expected:?}")));
             }
         }
+        self.forget_saved().await;
         Ok(())
     }
 
@@ -207,6 +209,17 @@ impl Trial {
                 Ok(())
             }
             Step::Damage(damage) => self.damage(*damage).await,
+            // Of one that is dead only files could be had: what that is worth is another test's matter.
+            Step::Snapshot | Step::RestoreInPlace | Step::Fork { .. } | Step::Killed(..)
+                if self.model.doomed.is_some() =>
+            {
+                Ok(())
+            }
+            Step::Snapshot => self.snapshot().await,
+            Step::RestoreInPlace => self.restore_in_place().await,
+            Step::RestoreAsNew => self.restore_as_new().await,
+            Step::Fork { adopted } => self.fork(*adopted).await,
+            Step::Killed(deed, at) => self.killed(*deed, *at).await,
         }
     }
 
@@ -217,7 +230,7 @@ impl Trial {
             && self.engine.record(&self.record.id).unwrap().is_some_and(|record| record.state == State::Lost)
     }
 
-    async fn look_for(&mut self) -> Result<Found, Problem> {
+    pub(crate) async fn look_for(&mut self) -> Result<Found, Problem> {
         let found = in_time("finding it", self.engine.sandbox(&key(&self.name), &wish())).await?;
         self.record = found.record.clone();
         Ok(found)
