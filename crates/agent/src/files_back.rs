@@ -12,7 +12,8 @@
 //! - another call: the agent knows of each ([`Actors`]). One that changed nothing is no obstacle; two at a time always are.
 //! - a process that a call has left behind, or an interpreter that runs threads: while there is one, there is no rest and no copy.
 //! - somebody outside the box: whoever changes files from there says so beforehand (`Places::OUTSIDE`).
-//! - user code's own mapping of a file, which can be written to without a trace: the spare that takes over has it.
+//! - user code's own mapping of a file, which can be written to without a trace once it was written to: whenever files have changed,
+//!   mappings are looked for, and while there is one there is no copy.
 //!
 //! Where any of these is so, or the workspace is too large to copy, files stay as they are and the reply says why.
 
@@ -40,16 +41,17 @@ use crate::{
 };
 
 /// For a copy at rest. The agent hears nobody meanwhile.
-const LONGEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_millis(500);
 /// For one on the path of a call, which only is where files were changed from outside before.
-const LONGEST_ON_PATH: Duration = Duration::from_millis(20);
+const LONGEST_ON_PATH: Duration = Duration::from_millis(100);
 /// For a look at the workspace before and after it is put back.
-const LONGEST_LOOK: Duration = Duration::from_millis(100);
+const LONGEST_LOOK: Duration = Duration::from_secs(2);
 /// Between two attempts at a workspace that takes too long.
 const AGAIN: Duration = Duration::from_secs(10);
 /// How long what a call has left may take to be gone once it is killed.
 const DYING: Duration = Duration::from_secs(2);
 
+const MAPPED: &str = "a file of the workspace is mapped into the interpreter's memory";
 const OTHER_CALL: &str = "another call ran at the same time";
 const OTHER_CHANGED: &str = "another call has changed files since";
 const OUTSIDE_CHANGED: &str = "files were changed from outside the sandbox meanwhile";
@@ -87,6 +89,8 @@ pub(crate) struct Shadow {
     /// The walk of the index that the copy was made by.
     walk: u32,
     racy: bool,
+    /// A file was mapped when it was last looked for: contents may have changed without a trace.
+    mapped: bool,
     /// When something was last changed from outside.
     outside: Option<(i64, u64)>,
     actors: Actors,
@@ -112,6 +116,7 @@ impl Shadow {
             doubt: Some("nothing was copied yet".to_owned()),
             walk: 0,
             racy: false,
+            mapped: false,
             outside: None,
             actors: Actors::default(),
             stale: true,
@@ -207,8 +212,14 @@ impl Agent {
             && self.shadow.doubt.is_none()
             && self.changes.moved() == self.shadow.walk
             && !self.shadow.racy
+            && !self.shadow.mapped
         {
             self.shadow.actors = Actors::Nobody;
+            return;
+        }
+        let verify = self.shadow.mapped;
+        if self.maps_files() {
+            (self.shadow.mapped, self.shadow.doubt) = (true, Some(MAPPED.to_owned()));
             return;
         }
         let root = match self.shadow.root.take() {
@@ -225,7 +236,8 @@ impl Agent {
             },
         };
         let old = self.shadow.last.take();
-        let copied = shadow::copy(&root, &self.changes, old.as_deref(), &self.shadow.store, now + longest);
+        let copied =
+            shadow::copy(&root, &self.changes, old.as_deref(), verify, &self.shadow.store, now + longest);
         self.shadow.root = Some(root);
         match copied {
             Ok(copied) => {
@@ -240,7 +252,7 @@ impl Agent {
                     Some(old) if !copied.differs && !old.is_racy() => Some(old),
                     _ => Some(Rc::new(copied.tree)),
                 };
-                (shadow.doubt, shadow.again) = (None, None);
+                (shadow.doubt, shadow.again, shadow.mapped) = (None, None, false);
             }
             Err(reason) => {
                 if Instant::now() >= now + longest {
@@ -282,6 +294,14 @@ impl Agent {
         None
     }
 
+    /// Whether an interpreter that has run something can write to files by way of its memory.
+    fn maps_files(&self) -> bool {
+        let used =
+            self.interpreters.iter().filter(|(_, interpreter)| interpreter.history.present().is_some());
+        let mut mains = used.filter_map(|(id, _)| self.processes.get(id)?.runner.main());
+        mains.any(|main| maps_files(main, &self.config.places.workspace))
+    }
+
     /// Whether processes are there that outlive the call or command that has started them.
     fn has_left(&self, id: u32, process: &Process) -> bool {
         let asleep = matches!(process.role, Role::Interpreter) || process.ended;
@@ -316,7 +336,7 @@ impl Agent {
             return Err(unrest);
         }
         if heir.is_some_and(|heir| maps_files(heir, &self.config.places.workspace)) {
-            return Err("a file of the workspace is mapped into the interpreter's memory".to_owned());
+            return Err(MAPPED.to_owned());
         }
         if !matches!(self.shadow.actors, Actors::Nobody) && self.shadow.actors != Actors::One(id) {
             return Err(OTHER_CHANGED.to_owned());

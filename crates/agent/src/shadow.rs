@@ -214,11 +214,13 @@ fn shares_blocks(directory: &Path, workspace: &Path) -> bool {
     device(directory) == device(workspace) && clones().is_ok()
 }
 
-/// Copies what has changed since `old`, by an index that has just been taken.
+/// Copies what has changed since `old`, by an index that has just been taken. With `verify` contents are compared, whatever the
+/// index says.
 pub(crate) fn copy(
     root: &Root,
     index: &Changes,
     old: Option<&Tree>,
+    verify: bool,
     store: &Rc<Store>,
     until: Instant,
 ) -> Result<Copied, Reason> {
@@ -242,6 +244,7 @@ pub(crate) fn copy(
         if let Some((path, kept)) = known
             && print == Some(kept.print)
             && !kept.racy
+            && !verify
         {
             tree.0.insert(Rc::clone(path), Rc::clone(kept));
             return Ok(());

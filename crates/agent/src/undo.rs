@@ -345,8 +345,20 @@ impl Agent {
     }
 
     pub(crate) fn heard_restored(&mut self, id: u32, spared: Spared) {
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        let returning = interpreter.history.returning.get_or_insert_with(|| Return::new(None));
+        let (Some(interpreter), Some(process)) = (self.interpreters.get_mut(&id), self.processes.get(&id))
+        else {
+            return;
+        };
+        let history = &mut interpreter.history;
+        // The interpreter may have died between making it and telling of it.
+        if history.awaited
+            && history.present == Some(spared.id)
+            && let Some(spare) = find(process, spared.pid, self.config.namespaces)
+        {
+            history.awaited = false;
+            history.spares.insert(spared.id, spare);
+        }
+        let returning = history.returning.get_or_insert_with(|| Return::new(None));
         returning.heir = Some(spared);
         self.go_on(id);
     }
@@ -368,7 +380,9 @@ impl Agent {
         let heard = history.returning.as_ref().is_some_and(|returning| returning.heir.is_some());
         let is_new = history.present.is_none() && history.returning.is_none();
         let ended = matches!(ending, Ending::Ended { .. });
-        if keep == 0 || !begun || !ended || (!is_new && !heard && !history.any_alive()) {
+        // One that was made, and not told of any more, is about to speak for itself.
+        let untold = history.awaited && matches!(ending, Ending::Ended { left: 1.., .. });
+        if keep == 0 || !begun || !ended || (!is_new && !heard && !untold && !history.any_alive()) {
             // A spare that was dying already may have been waited for: what ended the interpreter is what counts.
             let (first, asked) = history
                 .returning

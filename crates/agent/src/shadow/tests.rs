@@ -39,7 +39,7 @@ impl Place {
 
     fn copy_by(&mut self, old: Option<&Tree>, until: Instant) -> Result<Copied, Reason> {
         self.changes.refresh(Duration::from_secs(5));
-        copy(&self.root, &self.changes, old, &self.store, until)
+        copy(&self.root, &self.changes, old, false, &self.store, until)
     }
 
     fn copy(&mut self, old: Option<&Tree>) -> Result<Copied, Reason> {

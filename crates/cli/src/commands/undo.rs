@@ -21,11 +21,12 @@ pub(crate) async fn run(args: &Undo, context: &Context<'_>) -> Result<ExitCode, 
         context.output.object(&reply)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let files = if reply.calls == 1 { ", with its files" } else { ", with their files" };
     let calls = if reply.calls == 1 { "1 call".to_owned() } else { format!("{} calls", reply.calls) };
     context.output.line(format_args!(
         "took back {calls} of {}{}; {} more can be taken back",
         reply.language.as_str(),
-        if reply.files_state == FilesState::Restored { ", with their files" } else { "" },
+        if reply.files_state == FilesState::Restored { files } else { "" },
         reply.kept
     ))?;
     if let Some(reason) = &reply.files_reason {

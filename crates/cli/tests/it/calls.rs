@@ -195,7 +195,7 @@ fn a_crash_is_taken_back_and_so_are_calls() {
     assert!(crashed.err.contains("variables and files are as before this call"), "{}", crashed.err);
     assert_eq!(place.run(&["files", "ls", "work"]).with(0), "");
     let undone = place.run(&["undo", "work", "-k", "1"]).with(0);
-    assert_eq!(undone, "took back 1 call of python, with their files; 2 more can be taken back\n");
+    assert_eq!(undone, "took back 1 call of python, with its files; 2 more can be taken back\n");
     let reply = place.run(&["run", "-s", "work", "--json", "import os; os._exit(3)"]).json();
     assert_eq!((&reply["files_state"], reply.get("files_reason")), (&"restored".into(), None), "{reply}");
     place.run(&["exec", "work", "--", "touch", "theirs"]).with(0);

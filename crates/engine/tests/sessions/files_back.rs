@@ -101,7 +101,7 @@ async fn a_crash_takes_files_back_exactly() {
 async fn undo_takes_files_back_as_far_as_calls() {
     let world = World::new();
     let sandbox = world.sandbox().await;
-    let mut looks = vec![look(&sandbox).await];
+    let mut looks = vec![String::new()];
     sandbox.python(FURNISH).await.ok();
     looks.push(look(&sandbox).await);
     sandbox.python(&format!("{RAVAGE}\nos.unlink('pipe')")).await.ok();
@@ -116,9 +116,13 @@ async fn undo_takes_files_back_as_far_as_calls() {
     assert_eq!(look(&sandbox).await, looks[1]);
     assert_eq!(sandbox.python("open('a').read()").await.ok().value(), Some("'one'"));
     undone(undo(&sandbox, 1).await, 1);
+    assert_eq!(look(&sandbox).await, looks[1]);
     // Before its first call an interpreter was new, and the workspace empty.
-    undone(undo(&sandbox, 1).await, 1);
-    assert_eq!(look(&sandbox).await, looks[0]);
+    let sandbox = world.sandbox().await;
+    sandbox.python(FURNISH).await.ok();
+    sandbox.python("os.unlink('a')").await.ok();
+    undone(undo(&sandbox, 2).await, 2);
+    assert_eq!(sandbox.script("ls -A").await.ok().out(), "");
 }
 
 #[tokio::test]
@@ -242,9 +246,7 @@ async fn what_cannot_be_copied_stays_and_the_reply_says_why() {
     assert_eq!(sandbox.script("ls; cat small").await.ok().out(), "small\n1");
     sandbox.python("open('large', 'wb').truncate(17 << 20)").await.ok();
     kept(&crash(&sandbox, "open('small', 'w').write('2')").await, "larger than 16 MB");
-    sandbox.python("os.unlink('large'); [open(f'{n}', 'w').close() for n in range(1100)]").await.ok();
-    kept(&crash(&sandbox, "open('small', 'w').write('3')").await, "more than 1024 files");
-    sandbox.python("[os.unlink(f'{n}') for n in range(1100)]; os.link('small', 'other')").await.ok();
+    sandbox.python("os.unlink('large'); os.link('small', 'other')").await.ok();
     kept(&crash(&sandbox, "open('small', 'w').write('4')").await, "several names");
     sandbox
         .python("os.unlink('other'); f = open('small', 'r+b'); m = mmap.mmap(f.fileno(), 1); m[0] = 53")
@@ -256,6 +258,11 @@ async fn what_cannot_be_copied_stays_and_the_reply_says_why() {
     sandbox.python("m.close(); f.close()").await.ok();
     restored(&crash(&sandbox, "open('small', 'w').write('8')").await);
     assert_eq!(sandbox.script("cat small").await.ok().out(), "7");
+    sandbox.python("[open(f'{n}', 'w').close() for n in range(1100)]; None").await.ok();
+    let ran = crash(&sandbox, "open('small', 'w').write('9')").await;
+    let reason = ran.outcome.files_reason.clone().unwrap();
+    // On a machine that has much else to do they are not even counted.
+    kept(&ran, if reason.contains("too long") { "too long" } else { "more than 1024 files" });
 }
 
 #[tokio::test]
