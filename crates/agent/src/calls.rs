@@ -15,12 +15,13 @@ use carrel_proto::{
     id::{ExecId, SessionName},
     limits::INTERRUPT_GRACE,
     message::{ExecInfo, What},
-    outcome::{Cause, Exception, Outcome, Receipt, SessionState},
+    outcome::{Cause, Exception, FilesState, Outcome, Receipt, SessionState},
     problem::{Code, Problem},
 };
 
 use crate::{
     changes::Mark,
+    files_back::FilesBack,
     meters::Reading,
     output::Output,
     process::{self, Role, Usage},
@@ -62,6 +63,8 @@ pub(crate) struct Exec {
     pub(crate) timeout: Option<Duration>,
     /// It took its interpreter down, and so many calls were taken back, itself included.
     pub(crate) taken_back: Option<u32>,
+    /// What became of the files with these calls.
+    pub(crate) files_back: Option<FilesBack>,
     /// Of the state that was gone back to: sockets and pipes that are closed in it.
     pub(crate) closed_handles: u32,
 }
@@ -185,6 +188,7 @@ impl Agent {
         } else {
             self.meters.reset_peak();
         }
+        self.files_before(number, !shared);
         let mark = self.changes.begin();
         let before = self.meters.read();
         let Some(exec) = self.execs.get_mut(&number) else { return };
@@ -350,6 +354,7 @@ impl Agent {
         self.tell(number, &outcome);
         process.into_iter().for_each(|id| self.unpause(id));
         self.changes.forget(self.running() > 0);
+        self.shadow.stale = true;
         self.unspooled.push(number);
         if self.unspooled.len() > UNSPOOLED {
             self.spool();
@@ -441,6 +446,8 @@ impl Agent {
             transactional: None,
             transactional_reason: None,
             taken_back: exec.taken_back,
+            files_state: exec.files_back.as_ref().map(|files| files.state),
+            files_reason: exec.files_back.as_ref().and_then(|files| files.reason.clone()),
         };
         let mut result = match ending {
             Ending::Refused(problem) => {
@@ -521,7 +528,8 @@ impl Agent {
         let kept = match state {
             SessionState::Preserved => "it was interrupted and the session's state is kept",
             SessionState::RolledBack => {
-                "it did not react to the interrupt and was killed; the session's variables are as before the call"
+                let what = what_went_back(&self.execs[&number]);
+                &format!("it did not react to the interrupt and was killed; {what} as before the call")
             }
             _ => {
                 "it did not react to the interrupt and was killed, so the interpreter's state is lost; files are kept"
@@ -682,17 +690,29 @@ fn stop_code(cause: Cause) -> i32 {
 
 /// What became of the state when a call has taken its interpreter down.
 fn rolled_back(exec: &Exec) -> String {
+    let what = what_went_back(exec);
     let mut hint = match exec.taken_back {
         Some(calls @ 2..) => format!(
-            "the state right before this call could not be kept, so {} more before it are taken back with it",
+            "the state right before this call could not be kept, so {} more before it are taken back with it; {what} as before \
+             them",
             calls - 1
         ),
-        _ => "the session's variables are as before this call".to_owned(),
+        _ => format!("{what} as before this call"),
     };
     if exec.closed_handles > 0 {
         hint.push_str("; sockets and pipes that were open are closed");
     }
-    hint + "; files are as the call left them"
+    match exec.files_back.as_ref().and_then(|files| files.reason.as_deref()) {
+        Some(reason) => format!("{hint}; files are as the call left them: {reason}"),
+        None => hint,
+    }
+}
+
+fn what_went_back(exec: &Exec) -> &'static str {
+    match &exec.files_back {
+        Some(files) if files.state == FilesState::Restored => "the session's variables and files are",
+        _ => "the session's variables are",
+    }
 }
 
 fn crashed(what: &str, is_run: bool) -> Problem {

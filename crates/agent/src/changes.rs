@@ -45,7 +45,7 @@ const STRIDE: usize = 64;
 const BUFFER: usize = 8 << 10;
 /// Times are taken from a clock that stands still for so long: a directory that changed this recently may change again without
 /// a trace.
-const TICK_NS: u64 = 10_000_000;
+pub(crate) const TICK_NS: u64 = 10_000_000;
 
 /// Where in the history of walks a call began.
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,12 +57,30 @@ pub(crate) struct Mark {
     known: bool,
 }
 
-#[derive(Debug)]
-struct Entry {
+/// What tells one content of an entry from the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Print {
     /// Of its last change.
-    time: u64,
+    pub(crate) time: u64,
     /// Inode and size.
     mix: u64,
+}
+
+impl Print {
+    pub(crate) fn new(inode: u64, size: u64, time: u64) -> Self {
+        Self { time, mix: inode.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ size }
+    }
+
+    /// Whether it is the same file, of the same size.
+    pub(crate) fn is_of(&self, other: Self) -> bool {
+        self.mix == other.mix
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    print: Print,
+    size: u64,
     born: u32,
     changed: u32,
     /// The last walk that saw it.
@@ -84,6 +102,8 @@ pub(crate) struct Changes {
     unknown: Option<(&'static str, Instant)>,
     /// Since when all of it is known.
     since: u32,
+    /// The last walk that found something else than the one before.
+    moved: u32,
 }
 
 /// Why a walk was given up.
@@ -160,13 +180,35 @@ impl Changes {
         }
     }
 
+    /// Takes a look out of turn; what it finds is told to the calls that run.
+    pub(crate) fn refresh(&mut self, longest: Duration) {
+        self.look(longest);
+    }
+
+    /// The last walk that found something else than the one before.
+    pub(crate) fn moved(&self) -> u32 {
+        self.moved
+    }
+
+    /// What was there at the last walk, by path, with its size; or why that is not known.
+    pub(crate) fn there(&self) -> Result<impl Iterator<Item = (&[u8], Print, u64)>, &'static str> {
+        match self.unknown {
+            Some((reason, _)) => Err(reason),
+            None => Ok(self
+                .entries
+                .iter()
+                .filter(|(_, entry)| entry.gone == 0)
+                .map(|(path, entry)| (&**path, entry.print, entry.size))),
+        }
+    }
+
     fn since(&self, mark: Mark) -> FileChanges {
         let mut found = FileChanges::default();
         for (path, entry) in &self.entries {
             let old = entry.born <= mark.walk;
             let (list, count) = match entry.gone {
                 0 if !old => (&mut found.added, &mut found.added_count),
-                0 if entry.changed > mark.walk && entry.time >= mark.time && !path.ends_with(b"/") => {
+                0 if entry.changed > mark.walk && entry.print.time >= mark.time && !path.ends_with(b"/") => {
                     (&mut found.changed, &mut found.changed_count)
                 }
                 gone if old && gone > mark.walk => (&mut found.removed, &mut found.removed_count),
@@ -207,6 +249,7 @@ impl Changes {
                 }
             }
             Err(stop) => {
+                self.moved = self.walk;
                 self.entries = BTreeMap::new();
                 self.directories = Vec::new();
                 self.removed = 0;
@@ -273,6 +316,7 @@ impl Changes {
         for entry in self.entries.values_mut() {
             if entry.gone == 0 && entry.seen != self.walk {
                 entry.gone = self.walk;
+                self.moved = self.walk;
                 self.removed += 1;
             }
         }
@@ -286,29 +330,31 @@ impl Changes {
 
     fn note(&mut self, path: &[u8], stat: &Statx) {
         let walk = self.walk;
-        let time = stamp(stat.stx_ctime);
         // A directory's size and time follow its names.
-        let mix = stat.stx_ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stat.stx_size;
+        let print = Print::new(stat.stx_ino, stat.stx_size, stamp(stat.stx_ctime));
+        let size = stat.stx_size;
         match self.entries.get_mut(path) {
             None => {
-                let entry = Entry { time, mix, born: walk, changed: walk, seen: walk, gone: 0 };
+                let entry = Entry { print, size, born: walk, changed: walk, seen: walk, gone: 0 };
                 self.entries.insert(path.into(), entry);
+                self.moved = walk;
             }
             Some(entry) => {
                 if entry.gone != 0 {
                     self.removed -= 1;
                 }
-                if entry.gone != 0 || (entry.time, entry.mix) != (time, mix) {
+                if entry.gone != 0 || entry.print != print {
                     entry.changed = walk;
+                    self.moved = walk;
                 }
-                (entry.time, entry.mix, entry.seen, entry.gone) = (time, mix, walk, 0);
+                (entry.print, entry.size, entry.seen, entry.gone) = (print, size, walk, 0);
             }
         }
     }
 }
 
 /// The time that the kernel would stamp a file with now.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::RealtimeCoarse);
     nanoseconds(time.tv_sec, u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -68,6 +68,7 @@ impl Agent {
             paused: false,
             ended: false,
             renewed: false,
+            left: false,
         };
         self.processes.insert(id, process);
         Ok(id)
@@ -120,6 +121,8 @@ impl Agent {
             }
             None => Streams::pipes(exec.stdin, self.config.user),
         };
+        // Whatever ran before: the command may write as soon as it is started.
+        self.settle_when_quiet();
         let argv = exec.argv.into_iter().map(OsString::from).collect();
         let terminal = exec.pty.is_some();
         let started = streams.and_then(|streams| {

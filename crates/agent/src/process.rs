@@ -39,6 +39,8 @@ pub(crate) struct Process {
     pub(crate) ended: bool,
     /// Its runner has started its program anew, see [`crate::sleep`].
     pub(crate) renewed: bool,
+    /// Something besides it may run below its runner: there was when its last call ended, or nobody has looked.
+    pub(crate) left: bool,
 }
 
 /// What is still to be fed to a process.

@@ -6,7 +6,7 @@ use carrel_jail::tree;
 use carrel_proto::{
     brief::clip,
     message::PortInfo,
-    outcome::{FileChanges, MAX_PORTS, MAX_RUNNING, Outcome, ProcessInfo},
+    outcome::{FileChanges, FilesState, MAX_PORTS, MAX_RUNNING, Outcome, ProcessInfo},
 };
 
 use crate::{calls::State, serve::Agent, session::Runner};
@@ -23,7 +23,10 @@ impl Agent {
         (receipt.exit_code, receipt.cause) = (outcome.exit_code, Some(outcome.cause));
         let Some(exec) = self.execs.get(&number) else { return };
         let State::Running(running) = &exec.state else { return };
-        receipt.files = FileChanges { shared: running.shared, ..self.changes.end(running.mark) };
+        let files = FileChanges { shared: running.shared, ..self.changes.end(running.mark) };
+        let went_back = exec.files_back.as_ref().is_some_and(|files| files.state == FilesState::Restored);
+        // What went back is as if it had never been, though the kernel knows better.
+        receipt.files = if went_back { FileChanges::default() } else { files };
         if receipt.processes > 0
             && let Some(id) = exec.process
             && let Some(process) = self.processes.get(&id)
@@ -31,6 +34,9 @@ impl Agent {
             let all = left_below(&process.runner, process.ended, &self.spares_of(id));
             receipt.processes = u32::try_from(all.len()).unwrap_or(u32::MAX);
             receipt.running = all.into_iter().take(MAX_RUNNING).filter_map(described).collect();
+        }
+        if let Some(process) = exec.process.and_then(|id| self.processes.get_mut(&id)) {
+            process.left = receipt.processes > 0;
         }
         receipt.ports = self.listeners();
         receipt.ports.truncate(MAX_PORTS);

@@ -228,6 +228,7 @@ impl Agent {
                 self.root.insert(root.with_owner(Owner { uid: user.0, gid: user.1 }))
             }
         };
+        self.shadow.touched();
         carrel_files::serve(root, request).map(|reply| Some(Event::Files(reply))).map_err(Into::into)
     }
 
@@ -259,6 +260,7 @@ impl Agent {
             code: String::new(),
             timeout,
             taken_back: None,
+            files_back: None,
             closed_handles: 0,
         };
         self.execs.insert(number, exec);

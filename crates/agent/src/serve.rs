@@ -33,6 +33,7 @@ use crate::{
     changes::Changes,
     connection::{self, Connection},
     disk::Watch,
+    files_back::Shadow,
     input::Write,
     interpreter::Interpreter,
     meters::Meters,
@@ -57,6 +58,8 @@ pub(crate) struct Agent {
     pub(crate) watch: Option<Watch>,
     /// What changed below the workspace.
     pub(crate) changes: Changes,
+    /// What its files are gone back to with a call.
+    pub(crate) shadow: Shadow,
     pub(crate) root: Option<Root>,
     pub(crate) connections: BTreeMap<u32, Connection>,
     pub(crate) sessions: BTreeMap<SessionName, Session>,
@@ -116,6 +119,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
     let meters = Meters::new(&config.meters);
     let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
     let changes = Changes::new(config.places.workspace.clone());
+    let shadow = Shadow::new(&config.places);
     let poller = Poller::new()?;
     poller.readable(&listener, Token::Listener)?;
     let now = Instant::now();
@@ -128,6 +132,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         meters,
         watch,
         changes,
+        shadow,
         root: None,
         connections: BTreeMap::new(),
         sessions: BTreeMap::new(),
@@ -257,6 +262,7 @@ impl Agent {
                 sooner(quiet);
             }
         }
+        self.settle_when_quiet();
         if let Some(until) = self.resting(now) {
             sooner(until);
             return next.map(|next| next.saturating_duration_since(Instant::now()));

@@ -402,6 +402,7 @@ impl Agent {
                 state,
                 code: String::new(),
                 taken_back: None,
+                files_back: None,
                 closed_handles: 0,
                 timeout: exec.timeout_ms.map(Duration::from_millis),
             };
@@ -464,6 +465,7 @@ impl Agent {
             paused: false,
             ended: saved.ended,
             renewed: true,
+            left: true,
         };
         self.processes.insert(saved.id, process);
         Ok(())

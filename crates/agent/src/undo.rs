@@ -13,6 +13,7 @@
 //! it is a living process below the interpreter's runner, and one that stays silent is given up.
 //!
 //! What a call that is taken back has started is ended; what ran before it goes on, though no longer as a child of the interpreter.
+//! Files go back with it where that is certain to be right: [`crate::files_back`].
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -36,6 +37,7 @@ use serde::Deserialize;
 use crate::{
     calls::Ending,
     drivers::Undo,
+    files_back::{FilesBack, Point},
     interpreter::Interpreter,
     process::{self, Process},
     runner::ADOPT,
@@ -49,6 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Reads of what an interpreter said before it ended: each takes up to a pipe's worth.
 const LAST_WORDS: usize = 64;
 const GONE: &str = "the copy of the state before this call is gone";
+const NO_POINT: &str = "nothing was kept of them";
 
 /// A driver's word about a spare: the last call of its state, and its pid in the session.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -99,6 +102,8 @@ pub(crate) struct History {
     leaves: Option<String>,
     /// Changes of variables that went with a call: whoever takes it back has not heard of them.
     told: Vec<(u64, Changes)>,
+    /// What files were before each call that can be taken back, and before the present one.
+    points: BTreeMap<u64, Point>,
     returning: Option<Return>,
 }
 
@@ -158,6 +163,37 @@ impl History {
         self.leaving.retain(Spare::is_alive);
         self.leaving.extend(std::mem::replace(&mut self.spares, wanted).into_values());
         self.told.retain(|(call, _)| *call > oldest);
+        while self.points.len() > keep as usize {
+            self.points.pop_first();
+        }
+    }
+
+    pub(crate) fn set_point(&mut self, call: u64, point: Point) {
+        self.points.insert(call, point);
+    }
+
+    pub(crate) fn forget_points_unless(&mut self, wanted: bool) {
+        if !wanted {
+            self.points.clear();
+        }
+    }
+
+    /// Somebody else has changed files.
+    pub(crate) fn spoil_points(&mut self, why: &str) {
+        for point in self.points.values_mut() {
+            *point = Err(why.to_owned());
+        }
+    }
+
+    /// What files were before all calls that came after a state; these are forgotten.
+    fn point_after(&mut self, state: Option<u64>) -> Point {
+        let mut later = self.points.split_off(&state.map_or(0, |state| state + 1));
+        later.pop_first().map_or_else(|| Err(NO_POINT.to_owned()), |(_, point)| point)
+    }
+
+    /// Whether the driver sees something that keeps it from being copied, which may be threads.
+    pub(crate) fn has_obstacle(&self) -> bool {
+        self.unspared.is_some() || self.leaves.is_some()
     }
 
     /// Whether a call that ends the interpreter now leaves the state as it was.
@@ -175,6 +211,7 @@ impl History {
         self.awaited = false;
         self.spares.clear();
         self.before.clear();
+        self.points.clear();
     }
 
     /// The last call of the present state: all that an interpreter without spares has to say of its past.
@@ -308,8 +345,20 @@ impl Agent {
     }
 
     pub(crate) fn heard_restored(&mut self, id: u32, spared: Spared) {
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        let returning = interpreter.history.returning.get_or_insert_with(|| Return::new(None));
+        let (Some(interpreter), Some(process)) = (self.interpreters.get_mut(&id), self.processes.get(&id))
+        else {
+            return;
+        };
+        let history = &mut interpreter.history;
+        // The interpreter may have died between making it and telling of it.
+        if history.awaited
+            && history.present == Some(spared.id)
+            && let Some(spare) = find(process, spared.pid, self.config.namespaces)
+        {
+            history.awaited = false;
+            history.spares.insert(spared.id, spare);
+        }
+        let returning = history.returning.get_or_insert_with(|| Return::new(None));
         returning.heir = Some(spared);
         self.go_on(id);
     }
@@ -331,7 +380,9 @@ impl Agent {
         let heard = history.returning.as_ref().is_some_and(|returning| returning.heir.is_some());
         let is_new = history.present.is_none() && history.returning.is_none();
         let ended = matches!(ending, Ending::Ended { .. });
-        if keep == 0 || !begun || !ended || (!is_new && !heard && !history.any_alive()) {
+        // One that was made, and not told of any more, is about to speak for itself.
+        let untold = history.awaited && matches!(ending, Ending::Ended { left: 1.., .. });
+        if keep == 0 || !begun || !ended || (!is_new && !heard && !untold && !history.any_alive()) {
             // A spare that was dying already may have been waited for: what ended the interpreter is what counts.
             let (first, asked) = history
                 .returning
@@ -368,7 +419,8 @@ impl Agent {
             process.runner.kill_all();
         }
         let number = interpreter.current.take();
-        self.took_back(number, 1);
+        let files = self.put_files_back(id, interpreter.history.point_after(None), None);
+        self.took_back(number, 1, files);
         if let Some(number) = number {
             self.finish(number, ending);
         }
@@ -396,9 +448,10 @@ impl Agent {
         }
     }
 
-    fn took_back(&mut self, number: Option<u64>, calls: u32) {
+    fn took_back(&mut self, number: Option<u64>, calls: u32, files: FilesBack) {
         if let Some(exec) = number.and_then(|number| self.execs.get_mut(&number)) {
             exec.taken_back = Some(calls);
+            exec.files_back = Some(files);
         }
     }
 
@@ -420,6 +473,7 @@ impl Agent {
             return self.cannot_go_on(id, ending, None);
         }
         let number = interpreter.current.take();
+        let point = interpreter.history.point_after(Some(heir.id));
         interpreter.taken_over();
         interpreter.unsent = format!("\n{{\"resume\":{}}}\n", heir.id).into_bytes();
         // Told again, the oldest first; what has not been told at all is newer.
@@ -428,9 +482,6 @@ impl Agent {
             std::mem::take(&mut interpreter.history.told).into_iter().partition(|(call, _)| *call <= heir.id);
         interpreter.history.told = kept;
         interpreter.untold = again.into_iter().flat_map(|(_, changes)| changes).chain(newer).collect();
-        if !interpreter.flush() {
-            let _ = self.poller.writable(&interpreter.requests, crate::poll::Token::Requests(id));
-        }
         if number.is_some() || returning.asked.is_some() {
             self.end_newer(id, &spare, None);
         }
@@ -440,22 +491,33 @@ impl Agent {
             order[1..].copy_from_slice(&spare.inside.to_le_bytes());
             let _ = rustix::io::write(&process.runner.orders, &order);
         }
+        // Between calls nothing is taken back.
+        let goes_back = number.is_some() || returning.asked.is_some();
+        let files = goes_back.then(|| self.put_files_back(id, point, Some(spare.pid)));
+        // Only now may it go on: it makes a spare of its own at once, which would be taken for a process that the call has left.
+        if let Some(interpreter) = self.interpreters.get_mut(&id)
+            && !interpreter.flush()
+        {
+            let _ = self.poller.writable(&interpreter.requests, crate::poll::Token::Requests(id));
+        }
+        let Some(files) = files else { return };
         if let Some(number) = number {
-            self.took_back(Some(number), taken + 1);
+            self.took_back(Some(number), taken + 1, files.clone());
             if let Some(exec) = self.execs.get_mut(&number) {
                 exec.closed_handles = heir.closed;
             }
             self.finish(number, ending);
         }
         if let Some((caller, tag)) = returning.asked {
-            self.undone(id, caller, tag, taken, heir.closed);
+            self.undone(id, caller, tag, taken, heir.closed, files);
         }
     }
 
-    fn undone(&mut self, id: u32, caller: u32, tag: u32, calls: u32, closed: u32) {
+    fn undone(&mut self, id: u32, caller: u32, tag: u32, calls: u32, closed_handles: u32, files: FilesBack) {
         let Some(interpreter) = self.interpreters.get(&id) else { return };
         let (language, kept) = (interpreter.language, kept(&interpreter.history));
-        let event = Event::Undone { language, calls, kept, closed_handles: closed };
+        let FilesBack { state: files_state, reason: files_reason } = files;
+        let event = Event::Undone { language, calls, kept, closed_handles, files_state, files_reason };
         self.reply(caller, tag, &event);
     }
 
@@ -590,8 +652,13 @@ impl Agent {
             if let Some(process) = self.processes.get(&id) {
                 process.runner.kill_all();
             }
+            let point = self.interpreters.get_mut(&id).map(|one| one.history.point_after(None));
             self.close_interpreter(id);
-            self.reply(caller, tag, &Event::Undone { language, calls, kept: 0, closed_handles: 0 });
+            let files = self.put_files_back(id, point.unwrap_or_else(|| Err(NO_POINT.to_owned())), None);
+            let FilesBack { state: files_state, reason: files_reason } = files;
+            let event =
+                Event::Undone { language, calls, kept: 0, closed_handles: 0, files_state, files_reason };
+            self.reply(caller, tag, &event);
             return Ok(());
         };
         if !history.spares.get(&target).is_some_and(Spare::is_alive) {

@@ -6,7 +6,7 @@ use carrel_proto::{
     guest::Language,
     id::{ExecId, SessionName},
     message::Display,
-    outcome::{Cause, Exception, Outcome, Receipt, SessionState},
+    outcome::{Cause, Exception, FilesState, Outcome, Receipt, SessionState},
     problem::Problem,
 };
 use serde::Serialize;
@@ -93,6 +93,14 @@ pub struct Reply<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, required = false)]
     pub taken_back: Option<u32>,
+    /// With `rolled_back`: what became of the files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<FilesState>, required = false)]
+    pub files_state: Option<FilesState>,
+    /// Why they did not go back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, required = false)]
+    pub files_reason: Option<&'a str>,
     #[schema(value_type = Option<String>)]
     pub note: Option<&'a str>,
 }
@@ -123,6 +131,8 @@ impl<'a> Reply<'a> {
             transactional: None,
             transactional_reason: None,
             taken_back: None,
+            files_state: None,
+            files_reason: None,
             note,
         }
     }
@@ -146,6 +156,8 @@ impl<'a> Reply<'a> {
         self.transactional = outcome.transactional;
         self.transactional_reason = outcome.transactional_reason.as_deref();
         self.taken_back = outcome.taken_back;
+        self.files_state = outcome.files_state;
+        self.files_reason = outcome.files_reason.as_deref();
         self.exit_code = Some(exit_code(outcome));
         self
     }

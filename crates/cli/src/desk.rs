@@ -304,8 +304,8 @@ impl Desk {
             Desk::Daemon(client) => {
                 let request = Request::Undo { session: session.clone(), language, calls };
                 match ask(client, record, &request, Duration::ZERO).await? {
-                    Event::Undone { language, calls, kept, closed_handles } => {
-                        Ok(Undone { language, calls, kept, closed_handles })
+                    Event::Undone { language, calls, kept, closed_handles, files_state, files_reason } => {
+                        Ok(Undone { language, calls, kept, closed_handles, files_state, files_reason })
                     }
                     _ => Err(strange()),
                 }

@@ -9,7 +9,7 @@ use carrel_proto::{
     guest::Language,
     id::{ExecId, SessionName},
     message::{Display, Event, Exec, ExecInfo, OpenSession, Request, Run},
-    outcome::Outcome,
+    outcome::{FilesState, Outcome},
     problem::{Code, Problem},
 };
 
@@ -43,7 +43,7 @@ pub enum Output<'a> {
 }
 
 /// What taking back has brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undone {
     pub language: Language,
     /// So many calls were taken back.
@@ -52,6 +52,9 @@ pub struct Undone {
     pub kept: usize,
     /// Sockets, pipes and the like that were open then and are not.
     pub closed_handles: u32,
+    pub files_state: FilesState,
+    /// Why files did not go back.
+    pub files_reason: Option<String>,
 }
 
 /// Reads what a call brings. Ends with [`Output::Finished`] or an error.
@@ -277,8 +280,8 @@ impl Engine {
     ) -> Result<Undone, Problem> {
         let request = Request::Undo { session: session.clone(), language, calls };
         match self.ask(record, &request).await? {
-            Event::Undone { language, calls, kept, closed_handles } => {
-                Ok(Undone { language, calls, kept, closed_handles })
+            Event::Undone { language, calls, kept, closed_handles, files_state, files_reason } => {
+                Ok(Undone { language, calls, kept, closed_handles, files_state, files_reason })
             }
             _ => Err(Problem::new(Code::Protocol, "the agent did not take anything back")),
         }

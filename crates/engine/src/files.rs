@@ -6,8 +6,11 @@ use carrel_files::{OutsideLinks, Owner, Root, TreeLimits, read_tar, write_tar};
 use carrel_jail::workspace::Kind;
 use carrel_proto::{
     files::{FileReply, FileRequest, GuestPath},
+    guest::Places,
     problem::{Code, Problem},
 };
+
+use rustix::fs::{Mode, OFlags};
 
 use crate::{Engine, registry::Record};
 
@@ -43,6 +46,13 @@ fn open(directory: &Path, workspace: &Path, record: &Record) -> Result<Root, Pro
         return Err(Problem::new(Code::Unavailable, "the sandbox's files are not mounted")
             .hint("wake the sandbox: its files come back with it"));
     }
+    // The agent has to know what it did not see, to put files back only where it knows all of it. Without a spool there is none.
+    let witness = directory.join("spool").join(Places::OUTSIDE);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = match rustix::fs::open(witness, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(witness) => root.with_witness(witness),
+        Err(_) => root,
+    };
     Ok(match &record.placed {
         Some(placed) => root.with_owner(Owner { uid: placed.owner.0, gid: placed.owner.1 }),
         None => root,

@@ -13,6 +13,7 @@ use carrel_proto::{
     guest::Language,
     id::{Key, SessionName},
     message::Run,
+    outcome::{FilesState, Outcome, SessionState},
     problem::Code,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -41,6 +42,11 @@ async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 async fn run(engine: &Engine, record: &Record, language: Language, code: &str) -> String {
+    end(engine, record, language, code).await.0
+}
+
+/// What it said, and how it ended.
+async fn end(engine: &Engine, record: &Record, language: Language, code: &str) -> (String, Outcome) {
     let run = Run {
         session: SessionName::main(),
         language,
@@ -54,7 +60,7 @@ async fn run(engine: &Engine, record: &Record, language: Language, code: &str) -
         loop {
             match call.next().await.unwrap() {
                 Output::Bytes { bytes, .. } => out.extend_from_slice(bytes),
-                Output::Finished(_) => return String::from_utf8_lossy(&out).into_owned(),
+                Output::Finished(outcome) => return (String::from_utf8_lossy(&out).into_owned(), outcome),
                 _ => {}
             }
         }
@@ -193,6 +199,30 @@ async fn forks_are_independent_and_one_is_adopted() {
     assert_eq!(parent.key.unwrap().as_str(), "user:local:work-2");
     assert_eq!(engine.adopt(&record, None).await.unwrap_err().code, Code::Conflict);
     assert!(std::fs::read_dir(state.path().join("snapshots")).unwrap().next().is_none());
+    close_all(state.path(), &engine).await;
+}
+
+#[tokio::test]
+async fn the_first_call_of_one_that_has_come_back_is_taken_back() {
+    let Some((state, engine)) = with_memory() else { return };
+    let record = engine.sandbox(&key(), &wish()).await.unwrap().record;
+    python(&engine, &record, "import os; x = 1; open('file', 'w').write('old')").await;
+    let forked = in_time("forking", engine.fork(&record, 1, None, None)).await.unwrap();
+    let snapshot = take(&engine, &record, &[]).await;
+    let restored = in_time("as new", engine.restore_as(&snapshot, &RestoreWish::default())).await.unwrap();
+    in_time("to sleep", engine.hibernate(&record)).await.unwrap();
+    for (how, record) in [("fork", &forked.forks[0].record), ("restore", &restored.record), ("wake", &record)]
+    {
+        let crash = "x = 2; open('file', 'w').write('new'); open('more', 'w'); os._exit(1)";
+        for _ in 0..2 {
+            let (_, outcome) = end(&engine, record, Language::Python, crash).await;
+            let told = (outcome.session_state, outcome.taken_back, outcome.files_state);
+            let expected = (SessionState::RolledBack, Some(1), Some(FilesState::Restored));
+            assert_eq!(told, expected, "{how}: {outcome:?}");
+            let look = "print(x, open('file').read(), os.listdir())";
+            assert_eq!(python(&engine, record, look).await, "1 old ['file']\n", "{how}");
+        }
+    }
     close_all(state.path(), &engine).await;
 }
 

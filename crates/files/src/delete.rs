@@ -42,7 +42,10 @@ impl Root {
             return Ok(Deleted { removed: 1 });
         }
         let mut purge = Purge { slot, frames: Vec::new(), removed: 0, moved: 0 };
-        purge.run().map_err(fail)?;
+        let purged = purge.run();
+        // It may have taken long.
+        self.note_change();
+        purged.map_err(fail)?;
         Ok(Deleted { removed: purge.removed })
     }
 }

@@ -12,7 +12,8 @@
 //!   fifo or a leased file from holding us up in between.
 //! - Files are replaced by renaming a finished temporary file over them, so a reader sees the old or the new one,
 //!   and other names of the old file (hard links) keep their content. See `write` for the one exception.
-//! - We never set setuid, setgid or sticky bits, and give away only what we have just made.
+//! - We never set setuid, setgid or sticky bits (but where user code had set them: `keep`), and give away only what we have
+//!   just made.
 //! - Memory and descriptors are bounded, whatever the tree looks like.
 //!
 //! Deliberately absent: a fallback for kernels without `openat2` (before 5.6), which would be a race; copying of
@@ -26,6 +27,7 @@ mod delete;
 mod dirs;
 mod error;
 mod glob;
+mod keep;
 mod list;
 mod read;
 mod replace;
@@ -41,6 +43,7 @@ mod write;
 
 pub use compare::{Comparison, Difference, Differences};
 pub use error::FileError;
+pub use keep::{Piece, Sight, Time};
 pub use read::FileReader;
 pub use root::{Owner, Root, Stamp};
 pub use scratch::{Placed, Scratch};

@@ -77,6 +77,7 @@ impl Root {
             let _ = dress(&stage.file, 0o600, Some(Owner { uid, gid }));
         }
         stage.file.write_all(data).map_err(|e| FileError::io(shown, e))?;
+        self.note_change();
         stage.publish(candidate.name, candidate.stat.st_mode, self.owner, true, false).map_err(fail)?;
         Ok(())
     }

@@ -9,11 +9,13 @@
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use carrel_proto::files::{Entry, GuestPath, Kind, Name};
 use rustix::{
-    fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags},
+    fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps},
     io::Errno,
 };
 
@@ -51,6 +53,24 @@ pub struct Stamp {
 pub struct Root {
     pub(crate) dir: OwnedFd,
     pub(crate) owner: Option<Owner>,
+    pub(crate) witness: Option<Witness>,
+}
+
+/// A file whose time says when something was last changed by way of a [`Root`].
+#[derive(Debug, Clone)]
+pub(crate) struct Witness(Arc<OwnedFd>);
+
+impl Witness {
+    /// In nanoseconds and not by the kernel's own clock for files, which stands still for milliseconds.
+    pub(crate) fn note(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timespec {
+            tv_sec: i64::try_from(now.as_secs()).unwrap_or(0),
+            tv_nsec: now.subsec_nanos().into(),
+        };
+        // It is of no use to whoever makes the change, and must not keep it from being made.
+        let _ = fs::futimens(&self.0, &Timestamps { last_access: now, last_modification: now });
+    }
 }
 
 impl AsFd for Root {
@@ -79,7 +99,7 @@ impl Root {
     pub fn from_fd(dir: OwnedFd) -> Result<Self, FileError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let dir = open_at(dir.as_fd(), b".", flags, BENEATH).map_err(|e| FileError::at(".", e))?;
-        Ok(Self { dir, owner: None })
+        Ok(Self { dir, owner: None, witness: None })
     }
 
     /// Gives everything created from now on to `owner`. For a host that acts for the box's user; needs privilege.
@@ -87,6 +107,19 @@ impl Root {
     pub fn with_owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
+    }
+
+    /// Notes every change that is made from now on in the time of that file, right before it is made: for whoever has to know
+    /// whether somebody else has changed something.
+    #[must_use]
+    pub fn with_witness(mut self, witness: OwnedFd) -> Self {
+        self.witness = Some(Witness(Arc::new(witness)));
+        self
+    }
+
+    /// Something is about to be changed.
+    pub(crate) fn note_change(&self) {
+        self.witness.iter().for_each(Witness::note);
     }
 
     /// A directory's descriptor, good for naming it to the kernel and nothing else.
@@ -137,7 +170,10 @@ impl Root {
 
     /// The directory and name that `path` stands for. With `follow` a symlink there is followed, also to a name
     /// that does not exist yet; by the time the slot is used, its name may be anything again.
+    ///
+    /// Only what is about to be changed is located.
     pub(crate) fn locate(&self, path: &GuestPath, follow_last: bool) -> Result<Slot, FileError> {
+        self.note_change();
         let fail = |errno| FileError::at(path, errno);
         let mut at = path.clone();
         for _ in 0..=MAX_LINKS {

@@ -21,7 +21,7 @@ use rustix::{
 
 use crate::{
     FileError, Root,
-    root::{CAREFUL, Owner, STRICT, Slot, entry, expect_regular, kind_of, open_at, open_regular},
+    root::{CAREFUL, Owner, STRICT, Slot, Witness, entry, expect_regular, kind_of, open_at, open_regular},
     stage::{Stage, dress},
 };
 
@@ -49,6 +49,7 @@ pub struct FileWriter {
     path: GuestPath,
     target: Target,
     sync: bool,
+    witness: Option<Witness>,
 }
 
 #[derive(Debug)]
@@ -60,6 +61,8 @@ enum Target {
 impl FileWriter {
     pub fn commit(self) -> Result<Entry, FileError> {
         let fail = |errno| FileError::at(&self.path, errno);
+        // Once more: its content may have taken long to come.
+        self.witness.iter().for_each(Witness::note);
         let stat = match self.target {
             Target::New { stage, name, mode, owner, replace } => {
                 stage.publish(&name, mode, owner, replace, self.sync).map_err(fail)?
@@ -169,7 +172,7 @@ impl Root {
         }
         let target =
             Target::New { stage, name: slot.name, mode, owner: self.owner, replace: !options.create_new };
-        Ok(FileWriter { path: path.clone(), target, sync: options.sync })
+        Ok(FileWriter { path: path.clone(), target, sync: options.sync, witness: self.witness.clone() })
     }
 
     pub(crate) fn append(
@@ -195,7 +198,8 @@ impl Root {
             }
             Err(errno) => return Err(fail(errno)),
         };
-        Ok(FileWriter { path: path.clone(), target: Target::InPlace(file.into()), sync: options.sync })
+        let target = Target::InPlace(file.into());
+        Ok(FileWriter { path: path.clone(), target, sync: options.sync, witness: self.witness.clone() })
     }
 
     fn copy_to_append(

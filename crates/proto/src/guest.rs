@@ -68,6 +68,8 @@ impl Places {
     pub const RUN: &str = "/run/carrel";
     pub const SPOOL: &str = "/run/carrel-spool";
     pub const AGENT: &str = "/run/carrel/agent";
+    /// Below the spool: its time says when something in the workspace was last changed from outside the box.
+    pub const OUTSIDE: &str = "outside";
 
     /// Inside a box of its own mount namespace.
     pub fn in_box() -> Self {

@@ -17,7 +17,7 @@ use crate::{
     guest::{Interpreter, Language},
     id::{ExecId, SessionName},
     limits::Limits,
-    outcome::Outcome,
+    outcome::{FilesState, Outcome},
     problem::Problem,
 };
 
@@ -245,6 +245,11 @@ pub enum Event {
         /// Sockets, pipes and the like that were open in that state and are not.
         #[serde(default)]
         closed_handles: u32,
+        #[serde(default)]
+        files_state: FilesState,
+        /// Why files did not go back.
+        #[serde(default)]
+        files_reason: Option<String>,
     },
     Files(FileReply),
     Done,

@@ -20,6 +20,18 @@ pub enum SessionState {
     None,
 }
 
+/// What became of the files with calls that were taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum FilesState {
+    /// All of `/workspace` is as it was before those calls.
+    Restored,
+    /// As the calls left them; a reason says why they did not go back.
+    #[default]
+    Kept,
+}
+
 /// Why a run or exec ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -208,6 +220,14 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(nullable = false))]
     pub taken_back: Option<u32>,
+    /// With `rolled_back`: what became of the files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub files_state: Option<FilesState>,
+    /// Why they did not go back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(nullable = false))]
+    pub files_reason: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -188,6 +188,8 @@ mod tests {
             transactional: Some(false),
             transactional_reason: Some("threads".into()),
             taken_back: Some(2),
+            files_state: Some(crate::outcome::FilesState::Kept),
+            files_reason: Some("too large".into()),
         }
     }
 

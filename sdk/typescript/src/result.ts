@@ -2,7 +2,7 @@
 
 import { fromBase64, encode, Output, toBytes } from "./bytes.js";
 import { RunFailedError, fromProblem, type CarrelError, type SessionState } from "./errors.js";
-import type { Cause, CodeException, Receipt } from "./types.js";
+import type { Cause, CodeException, FilesState, Receipt } from "./types.js";
 import { fromWire, isObject, type Json } from "./wire.js";
 
 /** A value that was shown, in every form it offers. `kind`: `result` (the last expression's) or `display`. */
@@ -32,6 +32,9 @@ export interface Outcome {
   transactionalReason: string | undefined;
   /** With `rolled_back`: how many calls were taken back, this one included. */
   takenBack: number | undefined;
+  /** With `rolled_back`: whether files went back too, and why not. */
+  filesState: FilesState | undefined;
+  filesReason: string | undefined;
 }
 
 export function parseOutcome(value: unknown): Outcome | undefined {
@@ -49,6 +52,8 @@ export function parseOutcome(value: unknown): Outcome | undefined {
     transactional: typeof value["transactional"] === "boolean" ? value["transactional"] : undefined,
     transactionalReason: typeof value["transactional_reason"] === "string" ? value["transactional_reason"] : undefined,
     takenBack: typeof value["taken_back"] === "number" ? value["taken_back"] : undefined,
+    filesState: (value["files_state"] ?? undefined) as FilesState | undefined,
+    filesReason: typeof value["files_reason"] === "string" ? value["files_reason"] : undefined,
   };
 }
 
@@ -72,6 +77,8 @@ export class Result {
   readonly transactional: boolean | undefined;
   readonly transactionalReason: string | undefined;
   readonly takenBack: number | undefined;
+  readonly filesState: FilesState | undefined;
+  readonly filesReason: string | undefined;
   /** What a person would be told: that the sandbox had ended before, say. */
   readonly note: string | undefined;
 
@@ -96,6 +103,8 @@ export class Result {
     this.transactional = outcome.transactional;
     this.transactionalReason = outcome.transactionalReason;
     this.takenBack = outcome.takenBack;
+    this.filesState = outcome.filesState;
+    this.filesReason = outcome.filesReason;
     this.note = text("note");
   }
 

@@ -74,6 +74,9 @@ export interface SandboxInfo {
   note?: string | null;
 }
 
+/** What became of files with calls that were taken back. */
+export type FilesState = "restored" | "kept";
+
 /** What `undo` has brought. */
 export interface Undone {
   sandbox: string;
@@ -85,6 +88,10 @@ export interface Undone {
   kept: number;
   /** Sockets, pipes and the like that were open in that state and are closed now. */
   closedHandles: number;
+  /** Whether files are as before those calls, or as the calls left them. */
+  filesState: FilesState;
+  /** Why they did not go back. */
+  filesReason: string | null;
 }
 
 /** A saved sandbox. Without `memory` it has only files, and `reason` says why. */

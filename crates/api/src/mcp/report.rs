@@ -6,7 +6,7 @@ use carrel_proto::{
     id::ExecId,
     limits::ByteSize,
     message::{Display, DisplayKind},
-    outcome::{Cause, FileChanges, Outcome, SessionState},
+    outcome::{Cause, FileChanges, FilesState, Outcome, SessionState},
     problem::{Code, Problem},
 };
 use rmcp::model::{CallToolResult, ContentBlock, MetaObject};
@@ -155,7 +155,7 @@ fn ended(outcome: &Outcome) -> Vec<String> {
     match outcome.session_state {
         SessionState::Lost => words.push("state lost: the interpreter starts anew, files stay".to_owned()),
         SessionState::RolledBack if outcome.taken_back.is_none_or(|calls| calls == 1) => {
-            words.push("state is as it was before this call".to_owned());
+            words.push(went_back(outcome));
         }
         SessionState::Preserved if failed => words.push("state kept".to_owned()),
         // The hint has said how far back.
@@ -166,6 +166,17 @@ fn ended(outcome: &Outcome) -> Vec<String> {
     }
     words.extend(removed(&outcome.receipt.files));
     words
+}
+
+/// What a rollback has brought; after a timeout nothing else says what became of files.
+fn went_back(outcome: &Outcome) -> String {
+    match (outcome.files_state, &outcome.files_reason) {
+        (Some(FilesState::Restored), _) => "state and files are as they were before this call".to_owned(),
+        (_, Some(reason)) if outcome.cause == Cause::Timeout => {
+            format!("state is as it was before this call; files are as it left them: {reason}")
+        }
+        _ => "state is as it was before this call".to_owned(),
+    }
 }
 
 /// For programs, where no model has to read it.

@@ -8,6 +8,7 @@ use carrel_proto::{
     guest::Language,
     id::{SandboxId, SessionName},
     message::MAX_UNDO,
+    outcome::FilesState,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -44,12 +45,15 @@ pub struct UndoReply {
     pub kept: usize,
     /// Sockets, pipes and the like that were open in that state and are closed now.
     pub closed_handles: u32,
+    pub files_state: FilesState,
+    /// Why files did not go back.
+    pub files_reason: Option<String>,
 }
 
 impl UndoReply {
     pub fn new(sandbox: SandboxId, session: SessionName, undone: Undone) -> Self {
-        let Undone { language, calls, kept, closed_handles } = undone;
-        Self { sandbox, session, language, calls, kept, closed_handles }
+        let Undone { language, calls, kept, closed_handles, files_state, files_reason } = undone;
+        Self { sandbox, session, language, calls, kept, closed_handles, files_state, files_reason }
     }
 }
 

@@ -141,12 +141,18 @@ async fn calls_are_taken_back() {
         let ran = sandbox.run("python", &format!("x = {n}")).await;
         assert_eq!(ran["transactional"], true, "{ran}");
     }
-    let ran = sandbox.run("python", "x = 9; import os; os._exit(3)").await;
+    let ran = sandbox.run("python", "x = 9; open('f', 'w').write('x'); import os; os._exit(3)").await;
     assert_eq!((&ran["session_state"], &ran["taken_back"]), (&json!("rolled_back"), &json!(1)), "{ran}");
+    assert_eq!((&ran["files_state"], ran.get("files_reason")), (&json!("restored"), None), "{ran}");
     let undone = sandbox.post("undo", json!({"calls": 2})).await.ok();
     assert_eq!(
         (&undone["language"], &undone["calls"], &undone["kept"]),
         (&json!("python"), &json!(2), &json!(1))
+    );
+    assert_eq!(
+        (&undone["files_state"], &undone["files_reason"]),
+        (&json!("restored"), &json!(null)),
+        "{undone}"
     );
     assert_eq!(sandbox.run("python", "x").await["results"][0]["mime"]["text/plain"], "0");
     sandbox.post("undo", json!({"calls": 9})).await.refused(409, "undo_unavailable");

@@ -189,13 +189,20 @@ fn a_crash_is_taken_back_and_so_are_calls() {
     for n in 0..3 {
         place.run(&["run", "-s", "work", &format!("x = {n}")]).with(0);
     }
-    let crashed = place.run(&["run", "-s", "work", "x = 9; import os; os._exit(3)"]);
+    let crashed = place.run(&["run", "-s", "work", "open('f', 'w').write('x'); import os; os._exit(3)"]);
     assert_eq!(crashed.code, 3);
     assert!(crashed.err.contains("session state: rolled back"), "{}", crashed.err);
+    assert!(crashed.err.contains("variables and files are as before this call"), "{}", crashed.err);
+    assert_eq!(place.run(&["files", "ls", "work"]).with(0), "");
     let undone = place.run(&["undo", "work", "-k", "1"]).with(0);
-    assert_eq!(undone, "took back 1 call of python; 2 more can be taken back\n");
+    assert_eq!(undone, "took back 1 call of python, with its files; 2 more can be taken back\n");
+    let reply = place.run(&["run", "-s", "work", "--json", "import os; os._exit(3)"]).json();
+    assert_eq!((&reply["files_state"], reply.get("files_reason")), (&"restored".into(), None), "{reply}");
+    place.run(&["exec", "work", "--", "touch", "theirs"]).with(0);
     let undone = place.run(&["undo", "work", "--json"]).json();
     assert_eq!((&undone["calls"], &undone["kept"]), (&1.into(), &1.into()), "{undone}");
+    assert_eq!(undone["files_state"], "kept", "{undone}");
+    assert!(undone["files_reason"].as_str().is_some_and(|why| why.contains("another call")), "{undone}");
     assert_eq!(place.run(&["run", "-s", "work", "x"]).with(0), "0\n");
     let far = place.run(&["undo", "work", "-k", "9", "--json"]);
     assert_eq!((far.code, &far.json()["error"]["code"]), (125, &"undo_unavailable".into()));

@@ -14,6 +14,7 @@ mod briefs;
 mod calls;
 mod endings;
 mod execs;
+mod files_back;
 mod input;
 mod limits;
 mod node;

@@ -49,7 +49,8 @@ async fn a_call_is_told_of_its_files_in_every_language() {
 #[tokio::test]
 async fn a_call_that_dies_is_told_of_its_files_too() {
     let world = World::new();
-    let sandbox = world.sandbox().await;
+    // Where it is not taken back, and its files with it.
+    let sandbox = world.without_undo().await;
     let died = sandbox.python("open('x', 'w').close(); import os; os.kill(os.getpid(), 9)").await;
     let receipt = &died.outcome.receipt;
     assert_eq!(files(&receipt.files)[0], ["x"]);

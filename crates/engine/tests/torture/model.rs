@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use carrel_engine::Note;
-use carrel_proto::{guest::Language, outcome::SessionState};
+use carrel_proto::{
+    guest::Language,
+    outcome::{FilesState, SessionState},
+};
 
 use crate::{
     faults::Deed,
@@ -160,13 +163,18 @@ pub(crate) enum Life {
     Hibernated,
 }
 
+pub(crate) type Files = BTreeMap<&'static str, String>;
+
+/// What a crash writes before it.
+pub(crate) const CRASHED: &str = "crashed";
+
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) python: Python,
-    /// States that calls can be taken back to, oldest first.
-    pub(crate) past: Vec<Python>,
+    /// States that calls can be taken back to, oldest first; with their files, unless somebody else has changed some since.
+    pub(crate) past: Vec<(Python, Option<Files>)>,
     pub(crate) bash: Option<i64>,
-    pub(crate) files: BTreeMap<&'static str, String>,
+    pub(crate) files: Files,
     pub(crate) life: Life,
     /// What whoever comes next is told.
     pub(crate) doomed: Option<Note>,
@@ -196,7 +204,7 @@ impl Model {
 
     /// A python call that ended well and left this.
     pub(crate) fn call(&mut self, change: impl FnOnce(&mut Python)) {
-        self.past.push(self.python.clone());
+        self.past.push((self.python.clone(), Some(self.files.clone())));
         if self.past.len() > KEPT {
             self.past.remove(0);
         }
@@ -211,12 +219,43 @@ impl Model {
         python.list.push(value);
     }
 
-    /// Whether that many calls could be taken back.
-    pub(crate) fn undo(&mut self, calls: usize) -> bool {
-        let Some(at) = self.past.len().checked_sub(calls) else { return false };
-        self.python = self.past[at].clone();
-        self.past.truncate(at);
-        true
+    /// Files were changed by somebody whose calls are not taken back with python's.
+    pub(crate) fn change(&mut self, name: &'static str, text: String) {
+        self.files.insert(name, text);
+        self.past.iter_mut().for_each(|(_, files)| *files = None);
+    }
+
+    /// Whether that many calls could be taken back; and the files that they would take back with them.
+    pub(crate) fn undo(&mut self, calls: usize) -> Option<Option<Files>> {
+        let at = self.past.len().checked_sub(calls)?;
+        let (python, files) = self.past.drain(at..).next()?;
+        self.python = python;
+        Some(files)
+    }
+
+    /// What became of files is what had to.
+    pub(crate) fn files_went(
+        &mut self,
+        before: Option<Files>,
+        state: Option<FilesState>,
+        reason: Option<&str>,
+    ) -> Result<(), String> {
+        match (state, before, reason) {
+            (Some(FilesState::Restored), Some(before), None) => {
+                self.files = before;
+                Ok(())
+            }
+            // A copy may take too long on a machine that has much else to do.
+            (Some(FilesState::Kept), before, Some(reason))
+                if before.is_none() || reason.contains("too long") =>
+            {
+                self.past.iter_mut().for_each(|(_, files)| *files = None);
+                Ok(())
+            }
+            (state, before, reason) => {
+                Err(format!("files were {before:?} before, and are said to be {state:?}: {reason:?}"))
+            }
+        }
     }
 
     /// What a call that ended its interpreter says must have been promised before, and is true from now on.
@@ -227,13 +266,19 @@ impl Model {
                 let more = outcome.taken_back.unwrap_or(1) as usize - 1;
                 // Further than before the call only if that was not promised.
                 let promised = outcome.transactional == Some(true) && outcome.taken_back == Some(1);
-                match promised || (more > 0 && self.undo(more)) {
-                    true => Ok(()),
-                    false => Err(format!("taken back otherwise than was said: {outcome:?}")),
+                let mut before = Some(self.files.clone());
+                if !promised {
+                    before = match self.undo(more).filter(|_| more > 0) {
+                        Some(files) => files,
+                        None => return Err(format!("taken back otherwise than was said: {outcome:?}")),
+                    };
                 }
+                self.files.insert(CRASHED, "yes".to_owned());
+                self.files_went(before, outcome.files_state, outcome.files_reason.as_deref())
             }
             (Language::Python, SessionState::Lost) if outcome.transactional != Some(true) => {
                 (self.python, self.past) = Default::default();
+                self.files.insert(CRASHED, "yes".to_owned());
                 Ok(())
             }
             // A shell that had not run anything is as new as the next one.

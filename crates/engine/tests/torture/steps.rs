@@ -12,7 +12,7 @@ use carrel_proto::{
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::{
-    model::{Content, Damage, Life, Model, SHOW, Step},
+    model::{CRASHED, Content, Damage, Life, Model, SHOW, Step},
     world::{Lot, Ran, close_all, exec, in_time, key, number, open, read, run, seed, wish, write},
 };
 
@@ -142,14 +142,11 @@ impl Trial {
             }
             Step::PythonCrash(how) => {
                 self.find().await?;
-                let code = format!("n = -1; l = [-1]; open('crashed', 'w').write('yes')\n{how}");
+                let code = format!("n = -1; l = [-1]; open('{CRASHED}', 'w').write('yes')\n{how}");
                 let ran = run(&self.engine, &self.record, Python, &code).await.map_err(told)?;
                 self.model.life = Life::Awake;
                 self.model.crash(Python, &ran)?;
-                match read(&self.engine, &self.record, "crashed") {
-                    Ok(text) if text == "yes" => Ok(()),
-                    other => Err(format!("what it wrote before: {other:?}")),
-                }
+                self.read(CRASHED)
             }
             Step::BashSet(value) => self.model_bash(&format!("b={value}"), Some(*value)).await,
             Step::BashRead => self.model_bash(":", None).await,
@@ -162,24 +159,19 @@ impl Trial {
             // Files are reached without waking it, and also when nothing else is left of it.
             Step::Write(name, text) => {
                 match write(&self.engine, &self.record, name, &text.to_string()) {
-                    Ok(()) => drop(self.model.files.insert(name, text.to_string())),
+                    Ok(()) => self.model.change(name, text.to_string()),
                     Err(problem) if self.is_put_away(&problem) => {}
                     Err(problem) => return Err(told(problem)),
                 }
                 Ok(())
             }
-            Step::Read(name) => match (read(&self.engine, &self.record, name), self.model.files.get(name)) {
-                (Ok(text), Some(expected)) if text == *expected => Ok(()),
-                (Err(problem), None) if problem.code == Code::NotFound => Ok(()),
-                (Err(problem), _) if self.is_put_away(&problem) => Ok(()),
-                (found, expected) => Err(format!("{name} is {found:?}, not {expected:?}")),
-            },
+            Step::Read(name) => self.read(name),
             Step::ExecWrite(name, text) => {
                 self.find().await?;
                 let script = format!("mkdir -p d; printf %s {text} > {name}");
                 let ran = exec(&self.engine, &self.record, &script).await.map_err(told)?;
                 self.model.life = Life::Awake;
-                self.model.files.insert(name, text.to_string());
+                self.model.change(name, text.to_string());
                 expect("the exit code", &ran, &ran.outcome.exit_code, &0)
             }
             Step::ExecRead(name) => {
@@ -220,6 +212,15 @@ impl Trial {
             Step::RestoreAsNew => self.restore_as_new().await,
             Step::Fork { adopted } => self.fork(*adopted).await,
             Step::Killed(deed, at) => self.killed(*deed, *at).await,
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<(), String> {
+        match (read(&self.engine, &self.record, name), self.model.files.get(name)) {
+            (Ok(text), Some(expected)) if text == *expected => Ok(()),
+            (Err(problem), None) if problem.code == Code::NotFound => Ok(()),
+            (Err(problem), _) if self.is_put_away(&problem) => Ok(()),
+            (found, expected) => Err(format!("{name} is {found:?}, not {expected:?}")),
         }
     }
 
@@ -294,8 +295,10 @@ impl Trial {
         self.model.life = Life::Awake;
         let before = self.model.past.len();
         match (undone, self.model.undo(calls as usize)) {
-            (Ok(undone), true) if undone.calls == calls && undone.kept == self.model.past.len() => Ok(()),
-            (Err(problem), false) if problem.code == Code::UndoUnavailable => Ok(()),
+            (Ok(undone), Some(files)) if undone.calls == calls && undone.kept == self.model.past.len() => {
+                self.model.files_went(files, Some(undone.files_state), undone.files_reason.as_deref())
+            }
+            (Err(problem), None) if problem.code == Code::UndoUnavailable => Ok(()),
             (undone, _) => Err(format!("undo {calls} of {before}: {undone:?}")),
         }
     }

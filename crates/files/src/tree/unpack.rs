@@ -168,6 +168,8 @@ impl<'a> Unpack<'a> {
     }
 
     fn open_dir(&self, names: &[&[u8]], create: bool) -> Result<OwnedFd, Errno> {
+        // Whoever asks is about to make something there.
+        self.root.note_change();
         let mut dir = open_at(self.top.as_fd(), b".", DIR, STRICT)?;
         let mut rest = names;
         while !rest.is_empty() {
@@ -209,6 +211,7 @@ impl<'a> Unpack<'a> {
         let mtime = Timespec { tv_sec: entry.mtime, tv_nsec: 0 };
         // A time that the file system cannot keep is not worth failing for.
         let _ = fs::futimens(&stage.file, &Timestamps { last_access: mtime, last_modification: mtime });
+        self.root.note_change();
         stage
             .publish(place.name, entry.mode, self.root.owner, true, false)
             .map_err(|e| FileError::at(&shown, e))?;

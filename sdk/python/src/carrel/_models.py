@@ -208,6 +208,9 @@ class Undone:
     calls: int
     kept: int
     closed_handles: int
+    # "restored": files are as before those calls; "kept": they are as the calls left them, and `files_reason` says why.
+    files_state: str = "kept"
+    files_reason: Optional[str] = None
 
     @staticmethod
     def parse(value: Json) -> Undone:
@@ -217,6 +220,8 @@ class Undone:
             calls=int(value.get("calls") or 0),
             kept=int(value.get("kept") or 0),
             closed_handles=int(value.get("closed_handles") or 0),
+            files_state=str(value.get("files_state") or "kept"),
+            files_reason=value.get("files_reason"),
         )
 
 

@@ -142,6 +142,9 @@ class Outcome:
     transactional: Optional[bool] = None
     transactional_reason: Optional[str] = None
     taken_back: Optional[int] = None
+    # With `rolled_back`: whether files went back too ("restored") or not ("kept"), and why not.
+    files_state: Optional[str] = None
+    files_reason: Optional[str] = None
 
     @property
     def ok(self) -> bool:
@@ -162,6 +165,8 @@ class Outcome:
             transactional=value.get("transactional"),
             transactional_reason=value.get("transactional_reason"),
             taken_back=value.get("taken_back"),
+            files_state=value.get("files_state"),
+            files_reason=value.get("files_reason"),
         )
 
 
@@ -190,6 +195,9 @@ class Result:
     transactional_reason: Optional[str] = None
     # With `rolled_back`: how many calls were taken back, this one included.
     taken_back: Optional[int] = None
+    # With `rolled_back`: whether files went back too ("restored") or not ("kept"), and why not.
+    files_state: Optional[str] = None
+    files_reason: Optional[str] = None
 
     @staticmethod
     def parse(
@@ -222,6 +230,8 @@ class Result:
             transactional=value.get("transactional"),
             transactional_reason=value.get("transactional_reason"),
             taken_back=value.get("taken_back"),
+            files_state=value.get("files_state"),
+            files_reason=value.get("files_reason"),
         )
 
     @property
