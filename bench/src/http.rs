@@ -17,8 +17,8 @@ fn failed(what: impl std::fmt::Display) -> Problem {
 }
 
 /// A byte stream to the daemon, whichever door.
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
 
 /// A daemon of the bench's own.
 pub(crate) struct Daemon {
@@ -95,6 +95,37 @@ impl Client {
         let made: Value =
             serde_json::from_slice(&self.ask("POST", "/v1/sandboxes", &body.to_string())?).map_err(failed)?;
         made["id"].as_str().map(str::to_owned).ok_or_else(|| failed(made))
+    }
+
+    /// From nothing to the first result of a sandbox of this name, in one request; and its id.
+    pub(crate) fn first(
+        &mut self,
+        name: &str,
+        environment: &str,
+        code: &str,
+    ) -> Result<(Duration, String), Problem> {
+        let body = json!({"code": code, "sandbox": name, "environment": environment, "undo_calls": 0});
+        let begun = Instant::now();
+        let reply = self.ask("POST", "/v1/run", &body.to_string())?;
+        let time = begun.elapsed();
+        let reply: Value = serde_json::from_slice(&reply).map_err(failed)?;
+        let shown = reply["results"][0]["mime"]["text/plain"].as_str().or(reply["stdout"].as_str());
+        match (shown.map(str::trim_end), reply["sandbox"].as_str()) {
+            (Some("42"), Some(id)) => Ok((time, id.to_owned())),
+            _ => Err(failed(format!("answered {reply}"))),
+        }
+    }
+
+    /// One copy of a living sandbox; its id.
+    pub(crate) fn fork(&mut self, id: &str) -> Result<String, Problem> {
+        let forked = self.ask("POST", &format!("/v1/sandboxes/{id}/fork"), r#"{"count":1}"#)?;
+        let forked: Value = serde_json::from_slice(&forked).map_err(failed)?;
+        forked["forks"][0]["sandbox"]["id"].as_str().map(str::to_owned).ok_or_else(|| failed(&forked))
+    }
+
+    pub(crate) fn end(&mut self, id: &str) -> Result<(), Problem> {
+        self.send("DELETE", &format!("/v1/sandboxes/{id}"), "")?;
+        self.head().map(drop)
     }
 
     /// One python call; the time is the client's.
