@@ -31,6 +31,9 @@ use crate::{sandbox::World, spawn};
 const MAX_SAMPLES: usize = 10_000;
 const MAX_SESSIONS: usize = 200;
 const MAX_FLOOD: u64 = 1 << 30;
+/// How long a sandbox that shall be written to disk may be found busy, and how often it is tried.
+const ARRIVING: Duration = Duration::from_secs(5);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Of a fork's heap, as in the rows of `sleep.rs`.
 const HEAP: &str = "heap = bytearray(10 << 20)";
 
@@ -46,12 +49,12 @@ trait Door {
     /// A session that stays, so many calls of which can be taken back.
     fn open(&mut self, desk: &Desk, name: &str, undo_calls: u32) -> Result<(), Problem>;
 
-    /// One python call to one that was opened.
-    fn call(&mut self, desk: &Desk, name: &str) -> Result<Duration, Problem>;
+    /// One call to one that was opened.
+    fn call(&mut self, desk: &Desk, name: &str, language: Language) -> Result<Duration, Problem>;
 
     /// The call that wakes a session, as a caller makes it that knows its name and nothing else.
     fn wake(&mut self, desk: &Desk, name: &str) -> Result<Duration, Problem> {
-        self.call(desk, name)
+        self.call(desk, name, Language::Python)
     }
 
     /// So many bytes of output through to the caller.
@@ -215,8 +218,9 @@ impl Adapter {
     fn answer(&mut self, words: &[&str]) -> Result<Value, Problem> {
         match words {
             ["create", language] => self.create(language),
-            ["warm", "python", count] => self.warm("warm", 0, count),
-            ["warm", "undo", count] => self.warm("kept", DEFAULT_UNDO, count),
+            ["warm", "python", count] => self.warm("warm", 0, Language::Python, count),
+            ["warm", "bash", count] => self.warm("warm", 0, Language::Bash, count),
+            ["warm", "undo", count] => self.warm("kept", DEFAULT_UNDO, Language::Python, count),
             ["together", ways, count] => self.together(number(ways)?, number(count)?, true),
             ["burst", count] => self.together(number(count)?, number(count)?, false),
             ["flood", bytes] => {
@@ -248,7 +252,7 @@ impl Adapter {
             self.door.open(&self.desk, name, undo_calls)?;
             self.opened.push(name);
             for _ in 0..3 {
-                self.door.call(&self.desk, name)?;
+                self.door.call(&self.desk, name, Language::Python)?;
             }
         }
         Ok(())
@@ -263,10 +267,18 @@ impl Adapter {
         Ok(seconds(&[time?]))
     }
 
-    fn warm(&mut self, name: &'static str, undo_calls: u32, count: &str) -> Result<Value, Problem> {
+    fn warm(
+        &mut self,
+        name: &'static str,
+        undo_calls: u32,
+        language: Language,
+        count: &str,
+    ) -> Result<Value, Problem> {
         self.stand(name, undo_calls)?;
+        // Starts the interpreter, if it is another one than the session began with.
+        self.door.call(&self.desk, name, language)?;
         let count = number(count)?.min(MAX_SAMPLES);
-        let calls = (0..count).map(|_| self.door.call(&self.desk, name));
+        let calls = (0..count).map(|_| self.door.call(&self.desk, name, language));
         Ok(seconds(&calls.collect::<Result<Vec<_>, _>>()?))
     }
 
@@ -290,7 +302,7 @@ impl Adapter {
         let record = self.desk.known(name)?;
         let world = &self.desk.world;
         self.desk.runtime.block_on(async {
-            if from_disk { world.hibernate(&record).await } else { world.standby(&record).await }
+            if from_disk { hibernate(world, &record).await } else { world.standby(&record).await }
         })?;
         Ok(seconds(&[self.door.wake(&self.desk, name)?]))
     }
@@ -309,7 +321,7 @@ impl Adapter {
         for name in self.names(sessions(count)?) {
             self.door.open(&self.desk, &name, 0)?;
             self.idle.push(name.clone());
-            self.door.call(&self.desk, &name)?;
+            self.door.call(&self.desk, &name, Language::Python)?;
         }
         let mut pids = vec![i64::from(self.door.server())];
         for name in &self.idle {
@@ -323,6 +335,20 @@ impl Adapter {
             self.desk.close(&name)?;
         }
         Ok(json!({}))
+    }
+}
+
+/// Hibernates, as soon as the agent lets it: a line that was opened in the last two seconds counts as somebody who arrives, and
+/// a server opens one with every waking.
+async fn hibernate(world: &World, record: &Record) -> Result<(), Problem> {
+    let until = std::time::Instant::now() + ARRIVING;
+    loop {
+        match world.hibernate(record).await {
+            Err(problem) if problem.code == Code::Conflict && std::time::Instant::now() < until => {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            result => return result,
+        }
     }
 }
 

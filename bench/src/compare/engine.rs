@@ -56,10 +56,10 @@ impl Door for Embedded {
         Ok(())
     }
 
-    fn call(&mut self, desk: &Desk, name: &str) -> Result<Duration, Problem> {
+    fn call(&mut self, desk: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
         let line = self.lines.get_mut(name);
         let line = line.ok_or_else(|| Problem::internal(format!("`{name}` was not opened")))?;
-        desk.runtime.block_on(line.call(Language::Python, question(Language::Python)))
+        desk.runtime.block_on(line.call(language, question(language)))
     }
 
     fn wake(&mut self, desk: &Desk, name: &str) -> Result<Duration, Problem> {

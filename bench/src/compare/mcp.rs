@@ -35,8 +35,8 @@ impl Door for Stdio {
         self.0.run(name).map(drop)
     }
 
-    fn call(&mut self, _: &Desk, name: &str) -> Result<Duration, Problem> {
-        self.0.run(name)
+    fn call(&mut self, _: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
+        self.0.run_in(name, language.as_str(), question(language))
     }
 
     fn server(&self) -> u32 {
@@ -68,8 +68,8 @@ impl Door for Web {
         self.0.run(name).map(drop)
     }
 
-    fn call(&mut self, _: &Desk, name: &str) -> Result<Duration, Problem> {
-        self.0.run(name)
+    fn call(&mut self, _: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
+        self.0.run_in(name, language.as_str(), question(language))
     }
 
     fn server(&self) -> u32 {

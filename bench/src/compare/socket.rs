@@ -52,9 +52,9 @@ impl Door for Socket {
         Ok(())
     }
 
-    fn call(&mut self, _: &Desk, name: &str) -> Result<Duration, Problem> {
+    fn call(&mut self, _: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
         let id = self.id(name)?.to_owned();
-        self.client.run(&id)
+        self.client.run_in(&id, language.as_str(), question(language))
     }
 
     fn flood(&mut self, _: &Desk, name: &str, bytes: u64) -> Result<Duration, Problem> {
