@@ -100,7 +100,12 @@ impl Pipes {
         self.run_in(session, "python", "6*7")
     }
 
-    pub(crate) fn run_in(&mut self, session: &str, environment: &str, code: &str) -> Result<Duration, Problem> {
+    pub(crate) fn run_in(
+        &mut self,
+        session: &str,
+        environment: &str,
+        code: &str,
+    ) -> Result<Duration, Problem> {
         let begun = Instant::now();
         let answer = self.ask("tools/call", &call(session, environment, code))?;
         check(&answer)?;
@@ -207,7 +212,12 @@ impl Http {
         self.run_in(session, "python", "6*7")
     }
 
-    pub(crate) fn run_in(&mut self, session: &str, environment: &str, code: &str) -> Result<Duration, Problem> {
+    pub(crate) fn run_in(
+        &mut self,
+        session: &str,
+        environment: &str,
+        code: &str,
+    ) -> Result<Duration, Problem> {
         let begun = Instant::now();
         let mut params = call(session, environment, code);
         params["_meta"] = json!({
