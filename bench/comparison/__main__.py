@@ -69,8 +69,9 @@ def chosen(args):
 
 def close_what_is_left(carrel, directory):
     """The sandboxes of adapters that could not do it themselves."""
-    for base, _, files in os.walk(directory):
+    for base, below, files in os.walk(directory):
         if "registry.db" in files:
+            below.clear()
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 subprocess.run([carrel, "--state", base, "close", "--all"], stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=CLOSE_SECONDS)

@@ -26,7 +26,11 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use words::Adapter;
 
-use crate::{sandbox::World, spawn};
+use crate::{
+    mcp::{Http, Pipes},
+    sandbox::World,
+    spawn,
+};
 
 /// One way to a sandbox. Sessions are made by name.
 trait Door {
@@ -155,8 +159,8 @@ fn answer_lines(door: &str, program: Option<PathBuf>) -> Result<(), Problem> {
     let door: Box<dyn Door> = match door {
         "engine" => Box::new(engine::Embedded::default()),
         "socket" => Box::new(socket::Socket::start(&program()?, &desk)?),
-        "mcp-stdio" => Box::new(mcp::Stdio::start(&program()?, &desk)?),
-        "mcp-http" => Box::new(mcp::Web::start(&program()?, &desk)?),
+        "mcp-stdio" => Box::new(mcp::Mcp::<Pipes>::start(&program()?, &desk)?),
+        "mcp-http" => Box::new(mcp::Mcp::<Http>::start(&program()?, &desk)?),
         _ => {
             let doors = "the doors are floor, engine, socket, mcp-stdio and mcp-http";
             return Err(Problem::new(Code::InvalidArgument, doors));
