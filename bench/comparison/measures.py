@@ -20,6 +20,7 @@ ANSWER_SECONDS = 180
 class Effort:
     rounds: int
     slow_rounds: int
+    heavy_rounds: int
     warm: int
     ways: int
     many: int
@@ -28,8 +29,8 @@ class Effort:
     idle: int
 
 
-LONG = Effort(rounds=30, slow_rounds=10, warm=100, ways=8, many=48, burst=100, flood=64 << 20, idle=8)
-QUICK = Effort(rounds=2, slow_rounds=1, warm=10, ways=4, many=4, burst=6, flood=4 << 20, idle=2)
+LONG = Effort(rounds=30, slow_rounds=10, heavy_rounds=3, warm=100, ways=8, many=48, burst=100, flood=64 << 20, idle=8)
+QUICK = Effort(rounds=2, slow_rounds=1, heavy_rounds=1, warm=10, ways=4, many=4, burst=6, flood=4 << 20, idle=2)
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ def measures(effort):
         Measure("warm-python", "warm python call", f"warm python {e.warm}", e.slow_rounds),
         Measure("warm-bash", "warm bash call", f"warm bash {e.warm}", e.slow_rounds),
         Measure("warm-undo", "warm python call, 3 calls can be taken back", f"warm undo {e.warm}", e.slow_rounds),
-        Measure("flood", "stdout through to the caller", f"flood {e.flood}", 3 if e is LONG else 1, flood=e.flood),
+        Measure("flood", "stdout through to the caller", f"flood {e.flood}", e.heavy_rounds, flood=e.flood),
         Measure("memory", "one more idle session, PSS of all its processes", "open", 1, idle=e.idle),
         Measure("wake-standby", "wake from standby to first result", "wake standby", e.rounds),
         Measure("wake-hibernated", "wake from disk to first result", "wake hibernated", e.slow_rounds),
         Measure("fork", "fork with a heap of 10 MB to first result", "fork", e.slow_rounds),
         # Last: who is too slow for these is ended, and has its other figures by then.
-        Measure("together", f"creations, {e.ways} at a time", f"together {e.ways} {e.many}", 3 if e is LONG else 1, e.many),
+        Measure("together", f"creations, {e.ways} at a time", f"together {e.ways} {e.many}", e.heavy_rounds, e.many),
         Measure("burst", f"burst: {e.burst} creations at once, to the last result", f"burst {e.burst}", 1, e.burst),
     ]
 

@@ -46,6 +46,8 @@ class Worker:
             reply = json.loads(self.line(time.monotonic() + seconds))
         except TimeoutError:
             self.ended = f"no answer to `{words}` in {seconds} s"
+            # Now: what it is still doing would be on the others' time.
+            self.end()
         except EOFError:
             self.ended = self.last_words()
         except ValueError as error:
@@ -83,7 +85,9 @@ class Worker:
             self.process.stdin.close()
 
     def end(self):
-        """First politely. True: it has cleaned up behind itself."""
+        """First politely. True: it has cleaned up behind itself. A second time does nothing."""
+        if self.process.stdout.closed:
+            return False
         self.leave()
         clean = False
         for step in (None, signal.SIGTERM, signal.SIGKILL):
