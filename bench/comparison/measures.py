@@ -10,6 +10,8 @@ from .workers import Broken
 
 FLOOR_SAMPLES = 4
 """Of the floor in every round of every measure."""
+LEAST_FLOOR_SAMPLES = 20
+"""Of the floor in every measure: one of few rounds has more of them in each."""
 PATIENCE = 60
 """Seconds that one system may take for one measure; then it has as many samples as it has."""
 ANSWER_SECONDS = 180
@@ -90,7 +92,7 @@ def take(measure, floor, workers):
     for number in range(-1 if measure.rehearse else 0, measure.rounds):
         if number == 0:
             figures = {worker: blank(worker) if figure.seconds else figure for worker, figure in figures.items()}
-        for _ in range(FLOOR_SAMPLES if number >= 0 else 0):
+        for _ in range(max(FLOOR_SAMPLES, LEAST_FLOOR_SAMPLES // measure.rounds) if number >= 0 else 0):
             samples += floor.ask("create nothing", ANSWER_SECONDS)["seconds"]
         for worker, figure in figures.items():
             if figure.failed or figure.cannot or worker.ended or took[worker] > PATIENCE:

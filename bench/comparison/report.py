@@ -8,6 +8,8 @@ import platform
 from .figures import MB, Figure, at
 
 FORMAT = 1
+MAX_REASON = 160
+"""Of a reason in the table; the JSON has all of it."""
 
 
 def duration(seconds):
@@ -26,9 +28,14 @@ def value(figure):
     return f"{figure.ratio:.2f}x" if figure.ratio is not None else "–"
 
 
+def shortened(reason):
+    line = reason.partition("\n")[0]
+    return line if len(line) <= MAX_REASON else line[:MAX_REASON] + "…"
+
+
 def row(title, figure):
     if figure.failed:
-        return f"  {title:<28} failed: {figure.failed}"
+        return f"  {title:<28} failed: {shortened(figure.failed)}"
     times = "" if not figure.seconds else " ".join(f"{duration(at(figure.seconds, part)):>9}" for part in (0, 0.5, 0.99))
     rate = f"  {figure.rate:.0f}/s" if figure.rate and not figure.flood else ""
     count = f"{len(figure.seconds):>6}" if figure.seconds else ""

@@ -159,7 +159,7 @@ def serve(adapter, arguments):
             except Cannot as reason:
                 reply = {"cannot": str(reason)}
             except Exception as error:  # Whatever a system does wrong is its figure, not the end of the comparison.
-                reply = {"error": f"{type(error).__name__}: {error}"}
+                reply = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
             say(reply)
     finally:
         worker.end()

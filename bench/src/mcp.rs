@@ -166,8 +166,12 @@ pub(crate) struct Http {
     /// None: another connection's.
     child: Option<Child>,
     stream: BufReader<TcpStream>,
+    used: Instant,
     host: String,
 }
+
+/// A server may close a connection that nobody uses.
+const FRESH: Duration = Duration::from_secs(2);
 
 impl Http {
     pub(crate) fn start(program: &Path, state: &Path) -> Result<Self, Problem> {
@@ -196,12 +200,23 @@ impl Http {
     fn connect(host: String, child: Option<Child>) -> Result<Self, Problem> {
         let stream = TcpStream::connect(&host).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
-        Ok(Self { child, stream: BufReader::new(stream), host })
+        Ok(Self { child, stream: BufReader::new(stream), used: Instant::now(), host })
     }
 
     /// Another connection to the same server, which must not outlive this one.
     pub(crate) fn another(&self) -> Result<Self, Problem> {
         Self::connect(self.host.clone(), None)
+    }
+
+    /// Another connection in place of this one, if it has not been used for a while.
+    pub(crate) fn renew(&mut self) -> Result<(), Problem> {
+        if self.used.elapsed() > FRESH {
+            // Swapped, because what is left of the other has an end of its own; no server ends with it.
+            let mut other = self.another()?;
+            std::mem::swap(&mut self.stream, &mut other.stream);
+        }
+        self.used = Instant::now();
+        Ok(())
     }
 
     pub(crate) fn pid(&self) -> u32 {

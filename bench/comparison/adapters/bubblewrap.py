@@ -7,7 +7,7 @@ import sys
 from ..adapter import Adapter
 from ..piped import PipedSession, interpreter
 
-WALLS = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/",
+WALLS = ["--unshare-all", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/",
          "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
 
 

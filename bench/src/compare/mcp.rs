@@ -10,6 +10,11 @@ use crate::mcp::{Http, Pipes};
 
 /// What the two transports have in common.
 pub(super) trait Client: Sized {
+    /// Makes sure, on nobody's clock, that there is a connection.
+    fn refresh(&mut self) -> Result<(), Problem> {
+        Ok(())
+    }
+
     fn start(program: &Path, state: &Path) -> Result<Self, Problem>;
     fn run_in(&mut self, session: &str, environment: &str, code: &str) -> Result<Duration, Problem>;
     fn together(&mut self, wanted: &Together, code: &str) -> Result<Vec<Duration>, Problem>;
@@ -35,6 +40,10 @@ impl Client for Pipes {
 }
 
 impl Client for Http {
+    fn refresh(&mut self) -> Result<(), Problem> {
+        self.renew()
+    }
+
     fn start(program: &Path, state: &Path) -> Result<Self, Problem> {
         Self::start(program, state)
     }
@@ -64,6 +73,7 @@ impl<C: Client> Mcp<C> {
 
 impl<C: Client> Door for Mcp<C> {
     fn first(&mut self, _: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
+        self.0.refresh()?;
         self.0.run_in(name, language.as_str(), question(language))
     }
 

@@ -11,8 +11,12 @@ use carrel_proto::{guest::Language, problem::Problem};
 use super::{Desk, Door, Together, in_threads, question};
 use crate::http::{Client, Daemon};
 
+/// The daemon closes connections that nobody uses, and between two measures come those of all other systems.
+const FRESH: Duration = Duration::from_secs(2);
+
 pub(super) struct Socket {
-    client: Client,
+    line: Client,
+    used: Instant,
     ids: HashMap<String, String>,
     daemon: Daemon,
 }
@@ -20,18 +24,26 @@ pub(super) struct Socket {
 impl Socket {
     pub(super) fn start(program: &Path, desk: &Desk) -> Result<Self, Problem> {
         let daemon = Daemon::start(program, desk.world.state())?;
-        Ok(Self { client: daemon.unix()?, ids: HashMap::new(), daemon })
+        Ok(Self { line: daemon.unix()?, used: Instant::now(), ids: HashMap::new(), daemon })
     }
 
-    fn id(&self, name: &str) -> Result<&str, Problem> {
-        let id = self.ids.get(name).ok_or_else(|| Problem::internal(format!("`{name}` was not opened")))?;
-        Ok(id)
+    /// An open connection; what a new one takes is on nobody's clock.
+    fn client(&mut self) -> Result<&mut Client, Problem> {
+        if self.used.elapsed() > FRESH {
+            self.line = self.daemon.unix()?;
+        }
+        self.used = Instant::now();
+        Ok(&mut self.line)
+    }
+
+    fn id(&self, name: &str) -> Result<String, Problem> {
+        self.ids.get(name).cloned().ok_or_else(|| Problem::internal(format!("`{name}` was not opened")))
     }
 }
 
 impl Door for Socket {
     fn first(&mut self, _: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
-        self.client.first(name, language.as_str(), question(language)).map(|(time, _)| time)
+        self.client()?.first(name, language.as_str(), question(language)).map(|(time, _)| time)
     }
 
     fn together(&mut self, _: &Desk, wanted: &Together) -> Result<Vec<Duration>, Problem> {
@@ -47,28 +59,29 @@ impl Door for Socket {
     }
 
     fn open(&mut self, _: &Desk, name: &str, undo_calls: u32) -> Result<(), Problem> {
-        let id = self.client.sandbox(name, undo_calls)?;
+        let id = self.client()?.sandbox(name, undo_calls)?;
         self.ids.insert(name.to_owned(), id);
         Ok(())
     }
 
     fn call(&mut self, _: &Desk, name: &str, language: Language) -> Result<Duration, Problem> {
-        let id = self.id(name)?.to_owned();
-        self.client.run_in(&id, language.as_str(), question(language))
+        let id = self.id(name)?;
+        self.client()?.run_in(&id, language.as_str(), question(language))
     }
 
     fn flood(&mut self, _: &Desk, name: &str, bytes: u64) -> Result<Duration, Problem> {
-        let id = self.id(name)?.to_owned();
-        self.client.flood(&id, bytes)
+        let id = self.id(name)?;
+        self.client()?.flood(&id, bytes)
     }
 
     fn fork(&mut self, _: &Desk, name: &str) -> Result<Duration, Problem> {
-        let id = self.id(name)?.to_owned();
+        let id = self.id(name)?;
+        let client = self.client()?;
         let begun = Instant::now();
-        let child = self.client.fork(&id)?;
-        self.client.run(&child)?;
+        let child = client.fork(&id)?;
+        client.run(&child)?;
         let time = begun.elapsed();
-        self.client.end(&child)?;
+        client.end(&child)?;
         Ok(time)
     }
 
