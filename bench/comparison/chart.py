@@ -42,7 +42,7 @@ def panel_rows(systems, figures, keys):
         own = {figure.measure: figure for figure in figures if figure.system == key and not figure.failed}
         shown = next((own[name] for name in keys if name in own and (amount(own[name]) or 0) > 0), None)
         if shown:
-            other = " (bash)" if shown.measure.endswith("-bash") else ""
+            other = "" if "python" in adapter.languages else " (bash)"
             rows.append((amount(shown), adapter.title + other, value(shown), adapter.ours))
     return sorted(rows)
 

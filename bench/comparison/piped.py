@@ -44,7 +44,7 @@ class PipedSession(Session):
         # From a clean environment: inherited variables change what an interpreter does at its start.
         environment = environment or {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
         self.process = subprocess.Popen(argv, bufsize=0, env=environment, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def call(self):
         self.write(QUESTIONS[self.language])
@@ -52,7 +52,7 @@ class PipedSession(Session):
         while not answer.endswith(b"\n"):
             part = self.read(4096)
             if not part:
-                raise EOFError("the interpreter has ended")
+                raise EOFError(self.last_words())
             answer += part
         if answer != b"42\n":
             raise ValueError(f"answered {answer[:200]!r}")
@@ -65,7 +65,7 @@ class PipedSession(Session):
         while left:
             part = self.read(min(BLOCK, left))
             if not part:
-                raise EOFError("the interpreter has ended")
+                raise EOFError(self.last_words())
             left -= len(part)
 
     def write(self, data):
@@ -74,11 +74,17 @@ class PipedSession(Session):
     def read(self, most):
         return os.read(self.process.stdout.fileno(), most)
 
+    def last_words(self):
+        """Why there is no answer. Its output has ended, so what it had to say has been said."""
+        os.set_blocking(self.process.stderr.fileno(), False)
+        said = (self.process.stderr.read(4096) or b"").decode(errors="replace").split("\n")
+        return next((line for line in reversed(said) if line.strip()), "it has ended without a word")
+
     def pids(self):
         return [self.process.pid]
 
     def close(self):
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            stream.close()

@@ -19,13 +19,18 @@ def duration(seconds):
     return ""
 
 
+def digits(number):
+    """As many as mean something."""
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2 if number >= 0.1 else 3}f}"
+
+
 def value(figure):
     """A figure in one word: a ratio where it has one."""
     if figure.memory is not None:
-        return f"{figure.memory / MB:.1f} MB"
+        return f"{digits(figure.memory / MB)} MB"
     if figure.flood:
-        return f"{figure.rate / 1e6:.0f} MB/s"
-    return f"{figure.ratio:.2f}x" if figure.ratio is not None else "–"
+        return f"{digits(figure.rate / 1e6)} MB/s"
+    return f"{digits(figure.ratio)}x" if figure.ratio is not None else "–"
 
 
 def shortened(reason):

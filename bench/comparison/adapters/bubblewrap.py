@@ -7,8 +7,9 @@ import sys
 from ..adapter import Adapter
 from ..piped import PipedSession, interpreter
 
-WALLS = ["--unshare-all", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/",
-         "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+WALLS = ["--unshare-all", "--new-session", "--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+# Not all of `/`: with it come all mounts below it, and one that vanishes meanwhile makes the start fail.
+SEEN = [path for path in ("/usr", "/bin", "/lib", "/lib64", "/etc", sys.base_prefix) if os.path.exists(path)]
 
 
 class Bubblewrap(Adapter):
@@ -27,4 +28,6 @@ class Bubblewrap(Adapter):
         return subprocess.run([self.program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
     def session(self, language):
-        return PipedSession([self.program, *WALLS, *interpreter(language, os.path.realpath(sys.executable))], language)
+        seen = [word for path in SEEN for word in ("--ro-bind", path, path)]
+        command = interpreter(language, os.path.realpath(sys.executable))
+        return PipedSession([self.program, *seen, *WALLS, *command], language)

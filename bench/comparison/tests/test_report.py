@@ -17,7 +17,7 @@ class Ours(Adapter):
 
 
 class Other(Adapter):
-    key, title = "other", "other"
+    key, title, languages = "other", "other", ("bash",)
 
 
 class Floor(Adapter):
@@ -75,9 +75,9 @@ class Table(unittest.TestCase):
 
     def test_it_has_ratios_times_and_counts(self):
         self.assertEqual(self.line("ours").split()[3:], ["3.00x", "2", "ms", "3", "ms", "4", "ms", "3"])
-        self.assertIn("300.00x", self.text)
+        self.assertIn("300x", self.text)
         self.assertIn("128 MB/s", self.text)
-        self.assertIn("3.0 MB", self.text)
+        self.assertIn("3.00 MB", self.text)
         self.assertIn("500/s", self.text)
 
     def test_the_floor_is_the_first_row(self):
@@ -93,6 +93,10 @@ class Table(unittest.TestCase):
         text = report.left_out(SYSTEMS, MISSING, measures(LONG), FIGURES)
         self.assertIn("gone: not here: no such thing here", text)
         self.assertIn("other: it has no python: warm python call", text)
+
+    def test_numbers_have_as_many_digits_as_mean_something(self):
+        said = [report.digits(number) for number in (1305.19, 28.63, 1, 0.25, 0.0213)]
+        self.assertEqual(said, ["1305", "28.6", "1.00", "0.25", "0.021"])
 
     def test_durations_have_a_unit_that_fits(self):
         said = [report.duration(seconds) for seconds in (2.5, 0.0123, 0.000045, 1e-8, 123.4)]

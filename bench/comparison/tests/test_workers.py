@@ -14,6 +14,7 @@ from comparison.adapter import Cannot
 from comparison.adapters import ALL
 from comparison.measures import QUICK, measures, take
 from comparison.memory import pss, trees
+from comparison.piped import PipedSession
 from comparison.worker import MAX_SESSIONS
 from comparison.workers import Broken, Worker
 
@@ -100,6 +101,12 @@ class Adapters(WithWorkers):
         with self.assertRaises(Broken) as broken:
             worker.ask("hello", WAIT_SECONDS)
         self.assertIn("program", broken.exception.failed)
+
+    def test_an_interpreter_that_does_not_come_up_is_quoted(self):
+        session = PipedSession(["sh", "-c", "echo out of luck >&2"], "python")
+        self.addCleanup(session.close)
+        with self.assertRaisesRegex((EOFError, BrokenPipeError), "out of luck|pipe"):
+            session.call()
 
     def test_names_are_given_once_and_every_adapter_says_what_it_is(self):
         self.assertEqual(len({adapter.key for adapter in ALL}), len(ALL))
