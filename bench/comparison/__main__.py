@@ -43,7 +43,9 @@ def arguments():
 
 
 def say(text):
-    print(text, file=sys.stderr, flush=True)
+    # Nobody may be listening any more, and there may still be something to end.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def programs(args, target):

@@ -100,7 +100,7 @@ class Worker:
             patience = 5 if self.ended and step is None else END_SECONDS
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(patience)
-                clean = step is None
+                clean = step is None and self.process.returncode == 0
                 break
         if not clean:
             # What it had started itself, a server say, is of the same group.

@@ -150,6 +150,18 @@ class Unruly(WithWorkers):
             self.assertFalse(worker.end())
         until(lambda: not lives(child), "its child still lives")
 
+    def test_what_was_started_by_one_that_was_killed_ends_too(self):
+        worker = self.python(
+            "import json, subprocess, sys\n"
+            "child = subprocess.Popen(['sleep', '600'])\n"
+            "input(); print(json.dumps({'pids': [child.pid]}), flush=True)\n"
+            "sys.stdin.read()")
+        child = worker.ask("open 1", WAIT_SECONDS)["pids"][0]
+        worker.process.kill()
+        worker.process.wait()
+        self.assertFalse(worker.end())
+        until(lambda: not lives(child), "its child still lives")
+
     def test_one_system_s_failure_is_its_own(self):
         answers = "import json, sys\nfor line in sys.stdin: print(json.dumps({'seconds': [0.5]}), flush=True)"
         floor, good = self.python(answers), self.python(answers)
