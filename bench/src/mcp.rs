@@ -194,6 +194,8 @@ impl Http {
                 break rest.split('/').next().unwrap_or_default().to_owned();
             }
         };
+        // What it has to say later must go somewhere: a server that cannot write to its stderr answers nobody.
+        std::thread::spawn(move || drop(std::io::copy(&mut words, &mut std::io::sink())));
         Self::connect(host, Some(child))
     }
 
