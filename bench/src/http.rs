@@ -17,8 +17,8 @@ fn failed(what: impl std::fmt::Display) -> Problem {
 }
 
 /// A byte stream to the daemon, whichever door.
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
 
 /// A daemon of the bench's own.
 pub(crate) struct Daemon {
@@ -97,17 +97,53 @@ impl Client {
         made["id"].as_str().map(str::to_owned).ok_or_else(|| failed(made))
     }
 
+    /// From nothing to the first result of a sandbox of this name, in one request; and its id.
+    pub(crate) fn first(
+        &mut self,
+        name: &str,
+        environment: &str,
+        code: &str,
+    ) -> Result<(Duration, String), Problem> {
+        let body = json!({"code": code, "sandbox": name, "environment": environment, "undo_calls": 0});
+        let (time, reply) = self.answered("/v1/run", &body)?;
+        let id = reply["sandbox"].as_str().ok_or_else(|| failed(&reply))?;
+        Ok((time, id.to_owned()))
+    }
+
+    /// One copy of a living sandbox; its id.
+    pub(crate) fn fork(&mut self, id: &str) -> Result<String, Problem> {
+        let forked = self.ask("POST", &format!("/v1/sandboxes/{id}/fork"), r#"{"count":1}"#)?;
+        let forked: Value = serde_json::from_slice(&forked).map_err(failed)?;
+        forked["forks"][0]["sandbox"]["id"].as_str().map(str::to_owned).ok_or_else(|| failed(&forked))
+    }
+
+    pub(crate) fn end(&mut self, id: &str) -> Result<(), Problem> {
+        self.send("DELETE", &format!("/v1/sandboxes/{id}"), "")?;
+        self.head().map(drop)
+    }
+
     /// One python call; the time is the client's.
     pub(crate) fn run(&mut self, id: &str) -> Result<Duration, Problem> {
+        self.run_in(id, "python", "6*7")
+    }
+
+    pub(crate) fn run_in(&mut self, id: &str, environment: &str, code: &str) -> Result<Duration, Problem> {
+        let body = json!({"code": code, "environment": environment});
+        self.answered(&format!("/v1/sandboxes/{id}/run"), &body).map(|(time, _)| time)
+    }
+
+    /// The time until code has been answered with 42, and the answer.
+    fn answered(&mut self, path: &str, body: &Value) -> Result<(Duration, Value), Problem> {
         let begun = Instant::now();
-        let body =
-            self.ask("POST", &format!("/v1/sandboxes/{id}/run"), r#"{"code":"6*7","environment":"python"}"#)?;
+        let reply = self.ask("POST", path, &body.to_string())?;
         let time = begun.elapsed();
-        let reply: Value = serde_json::from_slice(&body).map_err(failed)?;
-        if reply["results"][0]["mime"]["text/plain"] != "42" {
-            return Err(failed(format!("answered {reply}")));
+        let reply: Value = serde_json::from_slice(&reply).map_err(failed)?;
+        // A shell prints what others return.
+        let shown = reply["results"][0]["mime"]["text/plain"].as_str().or(reply["stdout"].as_str());
+        match shown.map(str::trim_end) {
+            Some("42") => Ok((time, reply)),
+            _ => Err(failed(format!("answered {reply}"))),
         }
-        Ok(time)
     }
 
     /// Bytes of a command's output, and how long they took.

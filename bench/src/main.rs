@@ -3,8 +3,9 @@
 //!
 //! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby]` prints the table and exits non-zero if a target
 //! is missed. `--only` measures the cold start of one language, or waking from `standby`, and nothing else, for comparing two
-//! builds.
+//! builds. `adapter DOOR PROGRAM` makes it one of the systems that `bench/compare` measures.
 
+mod compare;
 mod figures;
 mod http;
 mod mcp;
@@ -45,8 +46,13 @@ const IDLE_SANDBOXES: [usize; 2] = [100, 1000];
 /// How long an idle server is watched.
 const IDLE: Duration = Duration::from_secs(3);
 
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some("adapter") { compare::serve(arguments) } else { bench() }
+}
+
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+async fn bench() -> ExitCode {
     let short = std::env::args().any(|argument| argument == "--short");
     let rounds = if short { SHORT_ROUNDS } else { ROUNDS };
     let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);

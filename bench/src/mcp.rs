@@ -1,6 +1,7 @@
 //! The MCP door as a client meets it: a raw client over the program's own pipes, and one over HTTP.
 
 use std::{
+    collections::HashMap,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::{Path, PathBuf},
@@ -70,16 +71,24 @@ impl Pipes {
         Ok((server, time))
     }
 
-    fn ask(&mut self, method: &str, params: &Value) -> Result<Value, Problem> {
+    fn send(&mut self, method: &str, params: &Value) -> Result<(), Problem> {
         self.id += 1;
         let request = json!({"jsonrpc": "2.0", "id": self.id, "method": method, "params": params});
-        self.input.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
+        self.input.write_all(format!("{request}\n").as_bytes()).map_err(failed)
+    }
+
+    fn receive(&mut self) -> Result<Value, Problem> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line).map_err(failed)? == 0 {
+            return Err(failed("has ended"));
+        }
+        serde_json::from_str(&line).map_err(failed)
+    }
+
+    fn ask(&mut self, method: &str, params: &Value) -> Result<Value, Problem> {
+        self.send(method, params)?;
         loop {
-            let mut line = String::new();
-            if self.output.read_line(&mut line).map_err(failed)? == 0 {
-                return Err(failed("has ended"));
-            }
-            let answer: Value = serde_json::from_str(&line).map_err(failed)?;
+            let answer = self.receive()?;
             if answer["id"] == self.id {
                 return Ok(answer);
             }
@@ -88,10 +97,44 @@ impl Pipes {
 
     /// One python call; the time is the client's.
     pub(crate) fn run(&mut self, session: &str) -> Result<Duration, Problem> {
+        self.run_in(session, "python", "6*7")
+    }
+
+    pub(crate) fn run_in(
+        &mut self,
+        session: &str,
+        environment: &str,
+        code: &str,
+    ) -> Result<Duration, Problem> {
         let begun = Instant::now();
-        let answer = self.ask("tools/call", &call(session))?;
+        let answer = self.ask("tools/call", &call(session, environment, code))?;
         check(&answer)?;
         Ok(begun.elapsed())
+    }
+
+    /// One python call in each of these sessions, so many under way at a time; each one's time.
+    pub(crate) fn together(
+        &mut self,
+        sessions: &[String],
+        ways: usize,
+        code: &str,
+    ) -> Result<Vec<Duration>, Problem> {
+        let mut waiting = sessions.iter();
+        let (mut begun, mut times) = (HashMap::new(), Vec::new());
+        while times.len() < sessions.len() {
+            while begun.len() < ways.max(1)
+                && let Some(session) = waiting.next()
+            {
+                begun.insert(self.id + 1, Instant::now());
+                self.send("tools/call", &call(session, "python", code))?;
+            }
+            let answer = self.receive()?;
+            if let Some(start) = answer["id"].as_u64().and_then(|id| begun.remove(&id)) {
+                check(&answer)?;
+                times.push(start.elapsed());
+            }
+        }
+        Ok(times)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -106,23 +149,29 @@ impl Drop for Pipes {
     }
 }
 
-fn call(session: &str) -> Value {
-    json!({"name": "run", "arguments": {"code": "6*7", "env": "python", "session": session}})
+fn call(session: &str, environment: &str, code: &str) -> Value {
+    json!({"name": "run", "arguments": {"code": code, "env": environment, "session": session}})
 }
 
 fn check(answer: &Value) -> Result<(), Problem> {
     match answer["result"]["content"][0]["text"].as_str() {
-        Some("42") => Ok(()),
+        // A shell's output ends with its line.
+        Some(text) if text.trim_end() == "42" => Ok(()),
         _ => Err(failed(format!("answered {answer}"))),
     }
 }
 
 /// A server on a port, and a connection to it that stays open.
 pub(crate) struct Http {
-    child: Child,
+    /// None: another connection's.
+    child: Option<Child>,
     stream: BufReader<TcpStream>,
+    used: Instant,
     host: String,
 }
+
+/// A server may close a connection that nobody uses.
+const FRESH: Duration = Duration::from_secs(2);
 
 impl Http {
     pub(crate) fn start(program: &Path, state: &Path) -> Result<Self, Problem> {
@@ -145,14 +194,49 @@ impl Http {
                 break rest.split('/').next().unwrap_or_default().to_owned();
             }
         };
+        // What it has to say later must go somewhere: a server that cannot write to its stderr answers nobody.
+        std::thread::spawn(move || drop(std::io::copy(&mut words, &mut std::io::sink())));
+        Self::connect(host, Some(child))
+    }
+
+    fn connect(host: String, child: Option<Child>) -> Result<Self, Problem> {
         let stream = TcpStream::connect(&host).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
-        Ok(Self { child, stream: BufReader::new(stream), host })
+        Ok(Self { child, stream: BufReader::new(stream), used: Instant::now(), host })
+    }
+
+    /// Another connection to the same server, which must not outlive this one.
+    pub(crate) fn another(&self) -> Result<Self, Problem> {
+        Self::connect(self.host.clone(), None)
+    }
+
+    /// Another connection in place of this one, if it has not been used for a while.
+    pub(crate) fn renew(&mut self) -> Result<(), Problem> {
+        if self.used.elapsed() > FRESH {
+            // Swapped, because what is left of the other has an end of its own; no server ends with it.
+            let mut other = self.another()?;
+            std::mem::swap(&mut self.stream, &mut other.stream);
+        }
+        self.used = Instant::now();
+        Ok(())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
     }
 
     pub(crate) fn run(&mut self, session: &str) -> Result<Duration, Problem> {
+        self.run_in(session, "python", "6*7")
+    }
+
+    pub(crate) fn run_in(
+        &mut self,
+        session: &str,
+        environment: &str,
+        code: &str,
+    ) -> Result<Duration, Problem> {
         let begun = Instant::now();
-        let mut params = call(session);
+        let mut params = call(session, environment, code);
         params["_meta"] = json!({
             "io.modelcontextprotocol/protocolVersion": VERSION,
             "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
@@ -213,7 +297,9 @@ impl Http {
 
 impl Drop for Http {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }

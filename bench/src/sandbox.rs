@@ -78,6 +78,10 @@ impl World {
         Ok(())
     }
 
+    pub(crate) fn living(&self) -> Result<Vec<Record>, Problem> {
+        self.engine.list()
+    }
+
     pub(crate) fn program(&self, language: Language) -> &str {
         self.status.interpreters.get(&language).map_or("", |interpreter| &interpreter.program)
     }
@@ -112,6 +116,17 @@ impl World {
         let key = format!("user:bench:{name}").parse().map_err(Problem::internal)?;
         let wish = Wish { undo_calls: Some(undo_calls), ..wish() };
         Ok(self.engine.sandbox(&key, &wish).await?.record)
+    }
+
+    /// A new one of this name to its first result; it stays.
+    pub(crate) async fn first(&self, name: &str, language: Language) -> Result<(Record, Duration), Problem> {
+        let key = format!("user:bench:{name}").parse().map_err(Problem::internal)?;
+        let start = Instant::now();
+        let wish = Wish { first: Some(language), undo_calls: Some(0), ..wish() };
+        let record = self.engine.sandbox(&key, &wish).await?.record;
+        let mut call = self.engine.run(&record, run(language, "1")).await?;
+        finish(&mut call).await?;
+        Ok((record, start.elapsed()))
     }
 
     /// Takes back the last call.
@@ -150,12 +165,16 @@ impl World {
     /// no freezer.
     pub(crate) async fn wake(&self, language: Language) -> Result<Option<Duration>, Problem> {
         let record = self.session("warm", 0).await?;
-        match self.engine.standby(&record).await {
-            Ok(_) => {}
+        match self.standby(&record).await {
+            Ok(()) => {}
             Err(problem) if problem.code == Code::Unsupported => return Ok(None),
             Err(problem) => return Err(problem),
         }
         self.awake(language).await.map(Some)
+    }
+
+    pub(crate) async fn standby(&self, record: &Record) -> Result<(), Problem> {
+        self.engine.standby(record).await.map(drop)
     }
 
     pub(crate) async fn run(&self, record: &Record, code: &str) -> Result<(), Problem> {
