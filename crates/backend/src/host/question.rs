@@ -135,9 +135,7 @@ fn run_within(command: &mut Command, caller: &Whereabouts, patience: Duration) -
         .spawn()?;
     let heard = listen(&mut child, Instant::now() + patience);
     // Before it is reaped, so that the group is still its own.
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        let _ = kill_process_group(group, Signal::KILL);
-    }
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let status = child.wait()?;
     let (said, complaint) = heard?;
     match complained(status, &complaint) {
@@ -194,8 +192,7 @@ impl<R: Read + AsFd> Heard<R> {
 
 /// Until the child has ended. What others hold its outputs open for is not waited for.
 fn listen(child: &mut Child, deadline: Instant) -> Result<(Vec<u8>, Vec<u8>), Silence> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let ended = pidfd_open(pid.ok_or(Silence::TooSlow)?, PidfdFlags::empty())?;
+    let ended = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let mut out = Heard::of(child.stdout.take())?;
     let mut err = Heard::of(child.stderr.take())?;
     loop {

@@ -67,8 +67,7 @@ fn listed(place: &Place) -> BTreeSet<String> {
 
 /// The moment of death is what is varied here: waits that long unless the process ends first.
 pub(crate) fn kill_after(mut child: Child, delay: Duration) {
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    let ended = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
     let delay = Timespec::try_from(delay).unwrap();
     let _ = poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&delay));
     let _ = child.kill();
