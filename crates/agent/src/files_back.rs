@@ -208,13 +208,11 @@ impl Agent {
         if from_outside {
             self.changes.refresh(longest);
         }
-        if !from_outside
-            && self.shadow.doubt.is_none()
-            && self.changes.moved() == self.shadow.walk
-            && !self.shadow.racy
-            && !self.shadow.mapped
-        {
-            self.shadow.actors = Actors::Nobody;
+        let shadow = &mut self.shadow;
+        let idle = shadow.actors == Actors::Nobody;
+        let same = self.changes.moved() == shadow.walk && !shadow.racy && !shadow.mapped;
+        if !from_outside && shadow.doubt.is_none() && (idle || same) {
+            shadow.actors = Actors::Nobody;
             return;
         }
         let verify = self.shadow.mapped;
@@ -347,7 +345,11 @@ impl Agent {
         }
         let Some(root) = self.shadow.root.take() else { return Err("nothing was copied".to_owned()) };
         self.changes.refresh(LONGEST_LOOK);
-        let done = tree.put_back(&root, &self.changes);
+        // Whatever of theirs was seen in that look was announced before it. What comes now is another file than the one that was seen.
+        let done = match self.shadow.seen_from_outside() == outside {
+            true => tree.put_back(&root, &self.changes),
+            false => Err(OUTSIDE_CHANGED.to_owned()),
+        };
         self.shadow.root = Some(root);
         done?;
         self.changes.refresh(LONGEST_LOOK);
@@ -357,7 +359,7 @@ impl Agent {
         // To be looked at once more, and compared with what it should be.
         let shadow = &mut self.shadow;
         (shadow.last, shadow.racy, shadow.stale) = (Some(tree), true, true);
-        (shadow.doubt, shadow.actors) = (None, Actors::Nobody);
+        (shadow.doubt, shadow.actors) = (None, Actors::One(id));
         Ok(())
     }
 
