@@ -12,8 +12,9 @@
 //! - another call: the agent knows of each ([`Actors`]). One that changed nothing is no obstacle; two at a time always are.
 //! - a process that a call has left behind, or an interpreter that runs threads: while there is one, there is no rest and no copy.
 //! - somebody outside the box: whoever changes files from there says so beforehand (`Places::OUTSIDE`).
-//! - user code's own mapping of a file, which can be written to without a trace once it was written to: whenever files have changed,
-//!   mappings are looked for, and while there is one there is no copy.
+//!
+//! A file that is mapped into an interpreter's memory can be written to without a trace once it was written to. Whenever files have
+//! changed, mappings are looked for; while there is one, or nobody can tell, contents are compared and not only the index.
 //!
 //! Where any of these is so, or the workspace is too large to copy, files stay as they are and the reply says why.
 
@@ -51,7 +52,6 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// How long what a call has left may take to be gone once it is killed.
 const DYING: Duration = Duration::from_secs(2);
 
-const MAPPED: &str = "a file of the workspace is mapped into the interpreter's memory";
 const OTHER_CALL: &str = "another call ran at the same time";
 const OTHER_CHANGED: &str = "another call has changed files since";
 const OUTSIDE_CHANGED: &str = "files were changed from outside the sandbox meanwhile";
@@ -208,20 +208,15 @@ impl Agent {
         if from_outside {
             self.changes.refresh(longest);
         }
-        if !from_outside
-            && self.shadow.doubt.is_none()
-            && self.changes.moved() == self.shadow.walk
-            && !self.shadow.racy
-            && !self.shadow.mapped
-        {
-            self.shadow.actors = Actors::Nobody;
+        let shadow = &mut self.shadow;
+        let idle = shadow.actors == Actors::Nobody;
+        let same = self.changes.moved() == shadow.walk && !shadow.racy && !shadow.mapped;
+        if !from_outside && shadow.doubt.is_none() && (idle || same) {
+            shadow.actors = Actors::Nobody;
             return;
         }
-        let verify = self.shadow.mapped;
-        if self.maps_files() {
-            (self.shadow.mapped, self.shadow.doubt) = (true, Some(MAPPED.to_owned()));
-            return;
-        }
+        let mapped = self.maps_files();
+        let verify = mapped || self.shadow.mapped;
         let root = match self.shadow.root.take() {
             Some(root) => root,
             None => match Root::open(&self.config.places.workspace) {
@@ -252,7 +247,7 @@ impl Agent {
                     Some(old) if !copied.differs && !old.is_racy() => Some(old),
                     _ => Some(Rc::new(copied.tree)),
                 };
-                (shadow.doubt, shadow.again, shadow.mapped) = (None, None, false);
+                (shadow.doubt, shadow.again, shadow.mapped) = (None, None, mapped);
             }
             Err(reason) => {
                 if Instant::now() >= now + longest {
@@ -335,9 +330,6 @@ impl Agent {
         if let Some(unrest) = self.unrest() {
             return Err(unrest);
         }
-        if heir.is_some_and(|heir| maps_files(heir, &self.config.places.workspace)) {
-            return Err(MAPPED.to_owned());
-        }
         if !matches!(self.shadow.actors, Actors::Nobody) && self.shadow.actors != Actors::One(id) {
             return Err(OTHER_CHANGED.to_owned());
         }
@@ -345,9 +337,15 @@ impl Agent {
         if outside != self.shadow.outside {
             return Err(OUTSIDE_CHANGED.to_owned());
         }
+        let verify =
+            self.shadow.mapped || heir.is_some_and(|heir| maps_files(heir, &self.config.places.workspace));
         let Some(root) = self.shadow.root.take() else { return Err("nothing was copied".to_owned()) };
         self.changes.refresh(LONGEST_LOOK);
-        let done = tree.put_back(&root, &self.changes);
+        // Whatever of theirs was seen in that look was announced before it. What comes now is another file than the one that was seen.
+        let done = match self.shadow.seen_from_outside() == outside {
+            true => tree.put_back(&root, &self.changes, verify),
+            false => Err(OUTSIDE_CHANGED.to_owned()),
+        };
         self.shadow.root = Some(root);
         done?;
         self.changes.refresh(LONGEST_LOOK);
@@ -357,7 +355,7 @@ impl Agent {
         // To be looked at once more, and compared with what it should be.
         let shadow = &mut self.shadow;
         (shadow.last, shadow.racy, shadow.stale) = (Some(tree), true, true);
-        (shadow.doubt, shadow.actors) = (None, Actors::Nobody);
+        (shadow.doubt, shadow.actors) = (None, Actors::One(id));
         Ok(())
     }
 
@@ -386,7 +384,8 @@ fn has_threads(pid: i32) -> bool {
     rustix::fs::stat(format!("/proc/{pid}/task")).is_ok_and(|stat| stat.st_nlink > 3)
 }
 
-/// Whether a process has a file below the workspace mapped such that it can write to it. One that cannot be seen may have.
+/// Whether a process has a file below the workspace mapped such that it can write to it. One that cannot be seen may have: those of a
+/// session that came back from disk are in a user namespace that is not the agent's.
 fn maps_files(pid: i32, workspace: &str) -> bool {
     let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else { return true };
     maps.split(|byte| *byte == b'\n').any(|line| {

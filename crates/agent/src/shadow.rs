@@ -341,9 +341,9 @@ enum Deed {
 }
 
 impl Tree {
-    /// Makes the workspace what it was, by an index that has just been taken. An error before anything was changed, or, as said in
-    /// it, half-way.
-    pub(crate) fn put_back(&self, root: &Root, index: &Changes) -> Result<(), Reason> {
+    /// Makes the workspace what it was, by an index that has just been taken; with `verify` contents are compared, whatever the index
+    /// says. An error before anything was changed, or, as said in it, half-way.
+    pub(crate) fn put_back(&self, root: &Root, index: &Changes, verify: bool) -> Result<(), Reason> {
         let there: BTreeMap<&[u8], Print> = index.there()?.map(|(path, print, _)| (path, print)).collect();
         let gone: Vec<&[u8]> = there.keys().copied().filter(|path| !self.0.contains_key(*path)).collect();
         let mut deeds = Vec::new();
@@ -352,7 +352,7 @@ impl Tree {
                 _ if path.is_empty() => continue,
                 None => Deed::Make,
                 Some(print) if *print != kept.print => Deed::Mend,
-                Some(_) if kept.racy => Deed::Mend,
+                Some(_) if kept.racy || verify => Deed::Mend,
                 Some(_) => continue,
             };
             if matches!(kept.what, What::Other) {

@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Reads of what an interpreter said before it ended: each takes up to a pipe's worth.
 const LAST_WORDS: usize = 64;
 const GONE: &str = "the copy of the state before this call is gone";
-const NO_POINT: &str = "nothing was kept of them";
+const NO_POINT: &str = "what they were before was not kept";
 
 /// A driver's word about a spare: the last call of its state, and its pid in the session.
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -35,10 +35,12 @@ impl Root {
         let stat = fs::statat(&slot.dir, slot.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
         if kind_of(&stat) != Kind::Dir {
             fs::unlinkat(&slot.dir, slot.name.as_slice(), AtFlags::empty()).map_err(fail)?;
+            self.note_change();
             return Ok(Deleted { removed: 1 });
         }
         if !recursive {
             fs::unlinkat(&slot.dir, slot.name.as_slice(), AtFlags::REMOVEDIR).map_err(fail)?;
+            self.note_change();
             return Ok(Deleted { removed: 1 });
         }
         let mut purge = Purge { slot, frames: Vec::new(), removed: 0, moved: 0 };

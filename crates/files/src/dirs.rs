@@ -55,8 +55,9 @@ impl Root {
             return Err(FileError::Exists { path: path.to_string() });
         }
         let slot = self.locate(path, false)?;
-        make_dir(slot.dir.as_fd(), &slot.name, mode.unwrap_or(NEW_DIR_MODE), self.owner)
-            .map_err(|e| FileError::at(path, e))
+        let made = make_dir(slot.dir.as_fd(), &slot.name, mode.unwrap_or(NEW_DIR_MODE), self.owner);
+        self.note_change();
+        made.map_err(|e| FileError::at(path, e))
     }
 
     /// Renames `from` to exactly `to`. Links are moved, not followed. Without `overwrite` an existing `to` is an
@@ -83,6 +84,7 @@ impl Root {
                 Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FileError::at(to, errno),
                 other => FileError::at(from, other),
             })?;
+        self.note_change();
         self.stat(to, false)
     }
 }

@@ -79,6 +79,7 @@ impl Root {
         stage.file.write_all(data).map_err(|e| FileError::io(shown, e))?;
         self.note_change();
         stage.publish(candidate.name, candidate.stat.st_mode, self.owner, true, false).map_err(fail)?;
+        self.note_change();
         Ok(())
     }
 }

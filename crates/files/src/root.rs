@@ -109,15 +109,15 @@ impl Root {
         self
     }
 
-    /// Notes every change that is made from now on in the time of that file, right before it is made: for whoever has to know
-    /// whether somebody else has changed something.
+    /// Notes every change that is made from now on in the time of that file, right before and right after it: for whoever has to know
+    /// whether somebody else has changed something. Who looks at the files while that time stays the same has seen all changes.
     #[must_use]
     pub fn with_witness(mut self, witness: OwnedFd) -> Self {
         self.witness = Some(Witness(Arc::new(witness)));
         self
     }
 
-    /// Something is about to be changed.
+    /// Something is about to be changed, or has been.
     pub(crate) fn note_change(&self) {
         self.witness.iter().for_each(Witness::note);
     }

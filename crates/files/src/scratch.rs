@@ -113,6 +113,7 @@ impl Root {
             (stat, Some(slot.dir))
         };
         drop(held);
+        self.note_change();
         if let Some(dir) = dir.filter(|_| options.sync) {
             let dir = open_at(dir.as_fd(), b".", OFlags::RDONLY | OFlags::DIRECTORY, STRICT).map_err(fail)?;
             fs::fsync(dir).map_err(fail)?;

@@ -74,6 +74,7 @@ impl FileWriter {
                 fs::fstat(&file).map_err(fail)?
             }
         };
+        self.witness.iter().for_each(Witness::note);
         Ok(entry(self.path.as_bytes(), &stat, None))
     }
 

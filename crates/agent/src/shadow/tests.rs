@@ -48,7 +48,7 @@ impl Place {
 
     fn put_back(&mut self, tree: &Tree) -> Result<(), Reason> {
         self.changes.refresh(Duration::from_secs(5));
-        tree.put_back(&self.root, &self.changes)
+        tree.put_back(&self.root, &self.changes, false)
     }
 }
 
@@ -171,7 +171,7 @@ fn a_file_that_another_has_taken_the_place_of_is_not_overwritten() {
     // From outside, after the look.
     place.write("new", "theirs");
     fs::rename(place.at("new"), place.at("a")).unwrap();
-    let error = tree.put_back(&place.root, &place.changes).unwrap_err();
+    let error = tree.put_back(&place.root, &place.changes, false).unwrap_err();
     assert!(error.contains("not all files could be put back"), "{error}");
     assert_eq!(place.read("a"), "theirs");
 }

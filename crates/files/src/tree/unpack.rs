@@ -107,6 +107,7 @@ impl<'a> Unpack<'a> {
 
     pub(super) fn finish(mut self) -> Result<TreeReport, FileError> {
         self.lock()?;
+        self.root.note_change();
         Ok(self.report)
     }
 
@@ -152,6 +153,7 @@ impl<'a> Unpack<'a> {
             b'3' | b'4' | b'6' => return Err(FileError::NotARegularFile { path: shown.to_string() }),
             _ => return Err(broken(TarError::Bad("an entry of a kind we do not know"))),
         }
+        self.root.note_change();
         Ok(())
     }
 

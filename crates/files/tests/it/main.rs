@@ -8,6 +8,7 @@
 )]
 
 mod hostile;
+mod keep;
 mod large;
 mod ops;
 mod race;
