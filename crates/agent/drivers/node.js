@@ -212,8 +212,9 @@ function stirMath() {
 
 // OpenSSL seeds its generators anew in a process with another pid, which this one does not have, and node has no call that
 // does. But what a generator becomes depends on how much it has just given: amounts drawn from the system's own numbers
-// are as good as a seed. There is one for numbers and one for keys, and of each one per thread; node's own threads are
-// given enough to do that each gets some. Then what node has in store of the old numbers is used up.
+// are as good as a seed. There is one for numbers and one for keys, and of each one per thread. Node's own threads, which serve
+// calls with a callback, are given something to do; which of them takes it cannot be said, so one may be passed over. Then what
+// node has in store of the old numbers is used up.
 const TURNS = 11; // of twelve bits each
 const POOL_TURNS = 32; // for four threads
 const KEYS = 32; // of one bit each: the two kinds take different amounts
