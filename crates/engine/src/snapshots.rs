@@ -47,6 +47,7 @@ use crate::{
     Cursor, Engine, Record, State,
     events::{Event, Kind},
     lock::Lock,
+    quota::Quota,
     registry::now_ms,
     sandboxes::{random, remove_tree},
     sleep::{ARRIVING, PAUSE, not_running, seal},
@@ -65,6 +66,9 @@ pub struct SnapshotWish {
     pub files_only: bool,
     #[serde(skip)]
     pub caller: Option<Arc<str>>,
+    /// Of the caller: what it may hold in all.
+    #[serde(skip)]
+    pub quota: Option<Quota>,
 }
 
 /// A directory in the making, whose maker lives.
@@ -165,6 +169,10 @@ impl Engine {
     /// is taken; of one that is lost the files.
     pub async fn snapshot(&self, record: &Record, wish: &SnapshotWish) -> Result<Snapshot, Problem> {
         check_tags(&wish.tags)?;
+        if let Some(quota) = wish.quota {
+            let tenant = record.tenant.clone();
+            self.blocking(move |engine| engine.registry.room_for_snapshot(&tenant, &quota)).await?;
+        }
         let began = Instant::now();
         let id = SnapshotId::from_random(random()?);
         let taken = self.take(&record.id, &id, !wish.files_only).await?;
@@ -201,7 +209,7 @@ impl Engine {
                 bytes,
                 content,
             };
-            if let Err(problem) = engine.registry.add_snapshot(&snapshot) {
+            if let Err(problem) = engine.registry.add_snapshot(&snapshot, wish.quota.as_ref()) {
                 let _ = remove_tree(&path);
                 return Err(problem);
             }

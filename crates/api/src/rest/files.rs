@@ -40,6 +40,8 @@ use super::{
     problem::{Problems, Refusal, bad},
 };
 
+pub(crate) use self::{tree::trees, watch::watches};
+
 pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
         .routes(routes!(list, delete))
@@ -159,7 +161,7 @@ struct ListQuery {
     /// Levels below `path`; 1 is the directory alone.
     #[param(minimum = 1, maximum = 128)]
     depth: Option<u32>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     after: Option<String>,
 }
