@@ -46,6 +46,19 @@ impl Kept {
         }
     }
 
+    /// Bytes that came and are not kept, and so none of the end before them.
+    pub fn skip(&mut self, offset: u64, count: usize) {
+        self.begin.get_or_insert(offset);
+        self.whole = false;
+        self.tail = Vec::new();
+        self.end = offset + count as u64;
+    }
+
+    /// In memory.
+    pub fn held(&self) -> usize {
+        self.head.len() + self.tail.len()
+    }
+
     /// All bytes of the stream so far, also those not kept.
     pub fn total(&self) -> u64 {
         self.end - self.begin.unwrap_or(0)
@@ -166,6 +179,21 @@ mod tests {
             json(100, &[(0, b"a"), (9, b"b"), (20, b"c")]),
             r#"{"head":"a","tail":"c","omitted_bytes":19}"#
         );
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_a_hole() {
+        let mut kept = Kept::new(100);
+        kept.add(0, b"ab");
+        kept.skip(2, 5);
+        kept.add(7, b"cd");
+        assert_eq!(kept.held(), 4);
+        assert_eq!(serde_json::to_string(&kept).unwrap(), r#"{"head":"ab","tail":"cd","omitted_bytes":5}"#);
+        kept.skip(9, 1);
+        assert_eq!(serde_json::to_string(&kept).unwrap(), r#"{"head":"ab","tail":"","omitted_bytes":8}"#);
+        let mut none = Kept::new(100);
+        none.skip(0, 3);
+        assert_eq!(serde_json::to_string(&none).unwrap(), r#"{"head":"","tail":"","omitted_bytes":3}"#);
     }
 
     #[test]

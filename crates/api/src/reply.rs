@@ -35,6 +35,19 @@ impl Transcript {
         }
     }
 
+    /// Bytes for which there is no room.
+    pub fn skip(&mut self, stream: Stream, offset: u64, count: usize) {
+        match stream {
+            Stream::Stderr => self.stderr.skip(offset, count),
+            _ => self.stdout.skip(offset, count),
+        }
+    }
+
+    /// Bytes of both streams that are in memory.
+    pub fn held(&self) -> usize {
+        self.stdout.held() + self.stderr.held()
+    }
+
     /// The outcome, once it is there.
     pub fn add(&mut self, output: Output<'_>) -> Option<Outcome> {
         match output {

@@ -8,6 +8,7 @@
 
 mod audit;
 mod briefs;
+mod cors;
 pub mod desk;
 mod environments;
 mod events;
@@ -17,25 +18,30 @@ mod files;
 mod guard;
 mod health;
 mod idempotency;
+mod lease;
 mod line;
 pub mod mcp;
 mod page;
 mod place;
 mod ports;
 mod problem;
+mod questions;
 mod run;
 mod sandboxes;
 mod scopes;
 mod server;
 mod sessions;
+mod shares;
 mod snapshots;
 mod spec;
 mod sse;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod turnstile;
 pub mod undo;
 mod upgrade;
+mod visit;
 
 use std::{
     collections::HashMap,
@@ -60,7 +66,6 @@ use carrel_engine::{
 use carrel_proto::{
     guest::Language,
     id::{ExecId, SandboxId, SessionName},
-    limits::MAX_TIMEOUT,
     outcome::Outcome,
     problem::{Code, Problem},
 };
@@ -73,7 +78,7 @@ pub use server::Listeners;
 
 use crate::telemetry::Telemetry;
 
-use self::{extract::no_sandbox, guard::Caller, guard::Turnstile, place::Place, problem::Refusal};
+use self::{extract::no_sandbox, guard::Caller, place::Place, problem::Refusal, turnstile::Turnstile};
 
 /// What can change while the daemon runs.
 #[derive(Debug, Clone)]
@@ -109,12 +114,16 @@ pub struct Daemon {
     options: Options,
     defaults: RwLock<Arc<Defaults>>,
     turnstile: Turnstile,
+    leases: Arc<lease::Leases>,
+    questions: questions::Questions,
     verified: Mutex<HashMap<String, (Instant, Arc<Token>)>>,
     requests: AtomicU64,
     /// Distinguishes this process's request ids from those of the one before.
     run: String,
     counts: health::Counts,
     ways: ports::Ways,
+    trees: Arc<shares::Shares>,
+    watches: Arc<shares::Shares>,
     /// No new work; streams end.
     stop: CancellationToken,
     /// What goes on without a client.
@@ -132,11 +141,15 @@ impl Daemon {
             options,
             defaults,
             turnstile: Turnstile::default(),
+            leases: Arc::default(),
+            questions: questions::Questions::of(&described().1),
             verified: Mutex::default(),
             requests: AtomicU64::new(1),
             run: format!("{:x}", std::process::id()),
             counts: health::Counts::default(),
             ways: ports::Ways::default(),
+            trees: files::trees(),
+            watches: files::watches(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         })
@@ -144,8 +157,8 @@ impl Daemon {
 
     /// Serves until [`Daemon::stop`], then drains.
     pub async fn serve(self: &Arc<Self>, listeners: Listeners) -> Result<(), Problem> {
-        let app = self.router()?;
-        let served = server::serve(app, listeners, self.stop.clone()).await;
+        self.tasks.spawn(Arc::clone(&self.leases).keep(self.engine.clone(), self.stop.clone()));
+        let served = server::serve(self.router(), listeners, self.stop.clone()).await;
         self.tasks.close();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.wait()).await;
         if let Some(audit) = &self.options.audit {
@@ -170,18 +183,14 @@ impl Daemon {
         Arc::clone(&self.defaults.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn router(self: &Arc<Self>) -> Result<Router, Problem> {
+    fn router(self: &Arc<Self>) -> Router {
         let (router, _) = described();
-        let mut app = router
+        router
             .merge(desk::routes())
             .fallback(health::nowhere)
             .method_not_allowed_fallback(health::other_method)
             .layer(from_fn_with_state(Arc::clone(self), guard::admit))
-            .with_state(Arc::clone(self));
-        if !self.options.guards.origins.is_empty() {
-            app = app.layer(guard::cors(&self.options.guards.origins)?);
-        }
-        Ok(app)
+            .with_state(Arc::clone(self))
     }
 
     fn next_request(&self) -> String {
@@ -260,24 +269,6 @@ impl Daemon {
         environments.language(&record.spec.environment, wanted)
     }
 
-    /// Notes how a call ends that nobody waits for.
-    fn follow_end(
-        self: &Arc<Self>,
-        record: Record,
-        exec: ExecId,
-        note: impl FnOnce(&Daemon, &Record, &Outcome) + Send + 'static,
-    ) {
-        let daemon = Arc::clone(self);
-        let following = async move {
-            if let Ok(Some(outcome)) = daemon.engine.wait(&record, &exec, MAX_TIMEOUT).await {
-                note(&daemon, &record, &outcome);
-            }
-        };
-        let stop = self.stop.clone();
-        // Its end is the sandbox's business, and no reason for the daemon to stay.
-        self.tasks.spawn(async move { stop.run_until_cancelled(following).await });
-    }
-
     fn note_started(
         &self,
         record: &Record,
@@ -293,6 +284,26 @@ impl Daemon {
         self.engine.note(event);
         if let Some(telemetry) = &self.options.telemetry {
             telemetry.call_started(record, exec);
+        }
+    }
+
+    /// A call that has an end, but nobody to say which: its sandbox was lost.
+    fn note_lost(
+        &self,
+        record: &Record,
+        session: &SessionName,
+        language: Option<Language>,
+        exec: &ExecId,
+        caller: &str,
+        why: Code,
+    ) {
+        let kind = if language.is_some() { Kind::RunFinished } else { Kind::ExecFinished };
+        let mut event = Event::of(kind, record).caller(Some(caller.into()));
+        event.session = Some(session.clone());
+        event.exec = Some(exec.clone());
+        self.engine.note(event.detail("lost"));
+        if let Some(telemetry) = &self.options.telemetry {
+            telemetry.call_lost(record, language, exec, caller, why);
         }
     }
 

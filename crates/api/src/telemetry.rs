@@ -164,6 +164,42 @@ impl Telemetry {
         }
     }
 
+    /// A call that is followed no further.
+    pub(crate) fn forget(&self, record: &Record, exec: &ExecId) {
+        self.begun(record, exec);
+    }
+
+    fn begun(&self, record: &Record, exec: &ExecId) -> Option<Begun> {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.remove(&(record.id.clone(), exec.clone()))
+    }
+
+    /// A call went down with its sandbox.
+    pub(crate) fn call_lost(
+        &self,
+        record: &Record,
+        language: Option<Language>,
+        exec: &ExecId,
+        caller: &str,
+        why: Code,
+    ) {
+        let Some(begun) = self.begun(record, exec) else { return };
+        let said = vec![
+            KeyValue::new("carrel.kind", language.map_or("exec", Language::as_str)),
+            KeyValue::new("carrel.cause", "lost"),
+            KeyValue::new("carrel.sandbox", record.id.to_string()),
+            KeyValue::new("carrel.exec", exec.to_string()),
+            KeyValue::new("carrel.caller", caller.to_owned()),
+        ];
+        let parent =
+            begun.request.map_or_else(Context::new, |it| Context::new().with_remote_span_context(it));
+        let name = if language.is_some() { "run" } else { "exec" };
+        let builder = SpanBuilder::from_name(name).with_start_time(begun.when).with_attributes(said);
+        let mut span = self.tracer.build_with_context(builder, &parent);
+        span.set_status(Status::error(why.as_str()));
+        span.end();
+    }
+
     /// A call ended.
     pub(crate) fn call_finished(
         &self,
@@ -173,9 +209,7 @@ impl Telemetry {
         outcome: &Outcome,
         caller: &str,
     ) {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = calls.remove(&(record.id.clone(), outcome.exec.clone()));
-        drop(calls);
+        let begun = self.begun(record, &outcome.exec);
         let receipt = &outcome.receipt;
         let ran = Duration::from_micros(receipt.duration_us);
         let kind = language.map_or("exec", Language::as_str);

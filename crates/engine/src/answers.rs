@@ -27,6 +27,9 @@ pub const MAX_KEY: usize = 255;
 pub const MAX_ANSWER: usize = 256 << 10;
 /// Answers of one tenant at a time; the oldest give way.
 const MAX_ANSWERS: i64 = 10_000;
+/// Answers larger than this, of which a tenant keeps fewer: so that all of one tenant's together stay in the low hundreds of megabytes.
+const LARGE: i64 = 16 << 10;
+const MAX_LARGE: i64 = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
@@ -191,6 +194,12 @@ impl Registry {
                     ])
                 })
                 .map_err(failed)?;
+            if i64::try_from(answer.body.len()).is_ok_and(|size| size > LARGE) {
+                let old = "DELETE FROM answers WHERE rowid IN (SELECT rowid FROM answers
+                           WHERE tenant = ?1 AND LENGTH(body) > ?2 ORDER BY begun_ms DESC, rowid DESC
+                           LIMIT -1 OFFSET ?3)";
+                transaction.execute(old, params![tenant.as_str(), LARGE, MAX_LARGE]).map_err(failed)?;
+            }
             Ok(())
         })
     }
@@ -307,6 +316,30 @@ mod tests {
         // The youngest of the old ones are still known: by their key alone, since nobody knows what they asked for.
         let newest = format!("old-{MAX_ANSWERS}");
         assert_eq!(begin(&engine, "tok_a", &newest, "x").await.unwrap_err().code, Code::Conflict);
+        ticket(begin(&engine, "tok_a", "old-1", "x").await).abandon();
+    }
+
+    #[tokio::test]
+    async fn of_large_answers_fewer_are_kept() {
+        let (_place, engine) = engine();
+        let old = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+            INSERT INTO answers (tenant, key, request, begun_ms, boot, pid, start_time, serial, status, body)
+            SELECT 'tok_a', 'old-' || i, x'00', ?2 + i, '', 1, 1, i, 201, zeroblob(?3) FROM n";
+        let since = signed(now_ms() - 60_000);
+        engine
+            .registry
+            .write(|transaction| {
+                transaction.execute(old, params![MAX_LARGE, since, LARGE + 1]).map_err(failed)
+            })
+            .unwrap();
+        let large = Answer { status: 201, body: vec![b'x'; usize::try_from(LARGE).unwrap() + 1] };
+        ticket(begin(&engine, "tok_a", "k", "create x").await).finish(large.clone()).await.unwrap();
+        match begin(&engine, "tok_a", "k", "create x").await.unwrap() {
+            Begun::Known(known) => assert_eq!(known, large),
+            Begun::New(_) => panic!("done twice"),
+        }
+        // The oldest one has given way, and no other.
+        assert_eq!(begin(&engine, "tok_a", "old-2", "x").await.unwrap_err().code, Code::Conflict);
         ticket(begin(&engine, "tok_a", "old-1", "x").await).abandon();
     }
 

@@ -1,4 +1,4 @@
-//! What one tenant may hold at once, summed over the limits of its sandboxes.
+//! What one tenant may hold at once, summed over the limits of its sandboxes; on disk its snapshots count too.
 //!
 //! Checked in the transaction that adds or changes a row, so that callers at the same time never exceed it together. What
 //! counts is what was promised to a sandbox, not what it uses at the moment: else a promise could not be kept.
@@ -10,13 +10,15 @@ use carrel_proto::{
     limits::{ByteSize, Limits},
     problem::{Code, Problem},
 };
-use rusqlite::{Transaction, params};
+use rusqlite::{Connection, Transaction, params};
 use serde::{Deserialize, Serialize};
 
 use crate::{Engine, nearest::nearest, registry::failed, tenant::Tenant};
 
 /// Sandboxes that a refusal names: the largest ones.
 const NAMED: usize = 5;
+/// Snapshots of one token: each is a directory and a row, however small it is.
+const MAX_SNAPSHOTS: u64 = 1000;
 
 /// Most of everything; `None` is no limit. Written `sandboxes=20,cpu=8,memory=16GB,disk=50GB,rate=50`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,22 +154,58 @@ pub(crate) fn check(
     let except = instead_of.map_or("", SandboxId::as_str);
     for (thing, most, wanted) in things {
         let Some(most) = most else { continue };
-        let sql = format!(
-            "SELECT COALESCE(SUM({}), 0) FROM sandboxes WHERE tenant = ?1 AND state != 'ended' AND id != ?2",
-            thing.sql
-        );
-        // A sum beyond what SQLite can count is an error there, and so more than any quota.
-        let used: u64 = transaction
-            .prepare_cached(&sql)
-            .and_then(|mut statement| {
-                statement.query_row(params![tenant.as_str(), except], |row| row.get::<_, i64>(0))
-            })
-            .map_or(u64::MAX, i64::unsigned_abs);
+        let used = used(transaction, tenant, &thing, except)?;
         if used.saturating_add(wanted) > most {
             return Err(refusal(transaction, tenant, &thing, (most, used, wanted), except)?);
         }
     }
     Ok(())
+}
+
+/// Whether a snapshot of so many bytes still fits. Before it is taken nobody knows how many, and none is asked for.
+pub(crate) fn check_snapshot(
+    transaction: &Transaction<'_>,
+    tenant: &Tenant,
+    quota: &Quota,
+    bytes: u64,
+) -> Result<(), Problem> {
+    let (count, _) = saved(transaction, tenant).map_err(failed)?;
+    if count >= MAX_SNAPSHOTS {
+        return Err(Problem::new(Code::Quota, format!("{count} snapshots are kept, and no more may be"))
+            .hint("remove some: GET /v1/snapshots lists them"));
+    }
+    let Some(most) = quota.disk.map(|size| size.0) else { return Ok(()) };
+    let used = used(transaction, tenant, &DISK, "")?;
+    if used.saturating_add(bytes.max(1)) > most {
+        return Err(refusal(transaction, tenant, &DISK, (most, used, bytes), "")?);
+    }
+    Ok(())
+}
+
+/// How many snapshots a tenant has, and what they take on disk: unlike a sandbox, one never grows.
+fn saved(connection: &Connection, tenant: &Tenant) -> rusqlite::Result<(u64, u64)> {
+    connection
+        .prepare_cached("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM snapshots WHERE tenant = ?1")?
+        .query_row([tenant.as_str()], |row| {
+            Ok((row.get::<_, i64>(0)?.unsigned_abs(), row.get::<_, i64>(1)?.unsigned_abs()))
+        })
+}
+
+/// By all sandboxes but one, and on disk by snapshots.
+fn used(transaction: &Transaction<'_>, tenant: &Tenant, thing: &Thing, except: &str) -> Result<u64, Problem> {
+    let sql = format!(
+        "SELECT COALESCE(SUM({}), 0) FROM sandboxes WHERE tenant = ?1 AND state != 'ended' AND id != ?2",
+        thing.sql
+    );
+    // A sum beyond what SQLite can count is an error there, and so more than any quota.
+    let promised: u64 = transaction
+        .prepare_cached(&sql)
+        .and_then(|mut statement| {
+            statement.query_row(params![tenant.as_str(), except], |row| row.get::<_, i64>(0))
+        })
+        .map_or(u64::MAX, i64::unsigned_abs);
+    let kept = if thing.name == DISK.name { saved(transaction, tenant).map_err(failed)?.1 } else { 0 };
+    Ok(promised.saturating_add(kept))
 }
 
 fn refusal(
@@ -193,7 +231,15 @@ fn refusal(
         .map_err(failed)?;
     let more = if by.len() > NAMED { ", …" } else { "" };
     by.truncate(NAMED);
-    let by = if by.is_empty() { String::new() } else { format!(" by {}{more}", by.join(", ")) };
+    let mut by = if by.is_empty() { String::new() } else { format!(" by {}{more}", by.join(", ")) };
+    let mut hint = "close sandboxes that are not needed, or ask for less";
+    if let (true, (count @ 1.., bytes)) =
+        (thing.name == DISK.name, saved(transaction, tenant).map_err(failed)?)
+    {
+        let and = if by.is_empty() { "by" } else { "and" };
+        by = format!("{by} {and} {count} snapshots ({})", (thing.show)(bytes));
+        hint = "remove snapshots or close sandboxes that are not needed, or ask for less";
+    }
     let show = thing.show;
     let word = format!(
         "the quota of {} is {}: {} used{by}; {} asked for",
@@ -202,7 +248,7 @@ fn refusal(
         show(used),
         show(wanted)
     );
-    Ok(Problem::new(Code::Quota, word).hint("close sandboxes that are not needed, or ask for less"))
+    Ok(Problem::new(Code::Quota, word).hint(hint))
 }
 
 /// What a tenant holds at the moment.
@@ -215,12 +261,13 @@ pub struct Usage {
 }
 
 impl Engine {
-    /// What a tenant's sandboxes hold of its quota.
+    /// What a tenant's sandboxes and snapshots hold of its quota.
     pub fn held(&self, tenant: &Tenant) -> Result<Usage, Problem> {
         // Whole sums, also where they are larger than any quota.
         let sums = [SANDBOXES, CPU, MEMORY, DISK].map(|thing| format!("TOTAL({})", thing.sql)).join(", ");
         let sql = format!("SELECT {sums} FROM sandboxes WHERE tenant = ?1 AND state != 'ended'");
         self.registry.read(|connection| {
+            let (_, kept) = saved(connection, tenant)?;
             connection.prepare_cached(&sql)?.query_row([tenant.as_str()], |row| {
                 #[expect(
                     clippy::cast_possible_truncation,
@@ -228,7 +275,8 @@ impl Engine {
                     reason = "a sum of what is not negative; it saturates"
                 )]
                 let sum = |at| row.get::<_, f64>(at).map(|sum| sum as u64);
-                Ok(Usage { sandboxes: sum(0)?, cpu_millis: sum(1)?, memory: sum(2)?, disk: sum(3)? })
+                let disk = sum(3)?.saturating_add(kept);
+                Ok(Usage { sandboxes: sum(0)?, cpu_millis: sum(1)?, memory: sum(2)?, disk })
             })
         })
     }

@@ -54,6 +54,7 @@ use crate::{
     Cursor, Engine, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
+    quota::Quota,
     registry::now_ms,
     sandboxes::{random, remove_tree},
     sleep::{ARRIVING, PAUSE, not_running, seal},
@@ -74,6 +75,9 @@ pub struct SnapshotWish {
     pub files_only: bool,
     #[serde(skip)]
     pub caller: Option<Arc<str>>,
+    /// Of the caller: what it may hold in all.
+    #[serde(skip)]
+    pub quota: Option<Quota>,
 }
 
 /// A directory in the making, whose maker lives.
@@ -182,6 +186,10 @@ impl Engine {
     /// is taken; of one that is lost the files.
     pub async fn snapshot(&self, record: &Record, wish: &SnapshotWish) -> Result<Snapshot, Problem> {
         check_tags(&wish.tags)?;
+        if let Some(quota) = wish.quota {
+            let tenant = record.tenant.clone();
+            self.blocking(move |engine| engine.registry.room_for_snapshot(&tenant, &quota)).await?;
+        }
         let began = Instant::now();
         let id = SnapshotId::from_random(random()?);
         let taken = self.take(&record.id, &id, !wish.files_only).await?;
@@ -203,7 +211,7 @@ impl Engine {
                 bytes: 0,
                 content,
             };
-            let snapshot = engine.keep_snapshot(store, snapshot, true)?;
+            let snapshot = engine.keep_snapshot(store, snapshot, true, wish.quota.as_ref())?;
             let mut event = Event::of(Kind::SnapshotCreated, &record).caller(wish.caller);
             event.bytes = Some(snapshot.bytes);
             event.duration_ms = u64::try_from(began.elapsed().as_millis()).ok();
@@ -215,7 +223,13 @@ impl Engine {
 
     /// Gives a directory in the making its name and its row, and says how large it is. With `descent` it is what its
     /// sandbox comes from, from now on. An error leaves nothing.
-    fn keep_snapshot(&self, store: Store, snapshot: Snapshot, descent: bool) -> Result<Snapshot, Problem> {
+    fn keep_snapshot(
+        &self,
+        store: Store,
+        snapshot: Snapshot,
+        descent: bool,
+        quota: Option<&Quota>,
+    ) -> Result<Snapshot, Problem> {
         let path = self.store_of(&snapshot.id);
         let place = || -> io::Result<u64> {
             seal(&store.path)?;
@@ -234,7 +248,7 @@ impl Engine {
             }
         };
         let snapshot = Snapshot { bytes, ..snapshot };
-        if let Err(problem) = self.registry.add_snapshot(&snapshot, descent) {
+        if let Err(problem) = self.registry.add_snapshot(&snapshot, descent, quota) {
             let _ = remove_tree(&path);
             return Err(problem);
         }

@@ -178,9 +178,10 @@ impl SandboxSpec {
             }
             (Source::Artifact(directory), Some(runtime)) => {
                 let found = Environment::artifact(image, directory)?;
-                if !found.interpreters.contains_key(&runtime) {
-                    let has: Vec<&str> =
-                        found.interpreters.keys().map(|language| language.as_str()).collect();
+                // Every language has an entry; one that the manifest does not name has no program.
+                let there = found.interpreters.iter().filter(|(_, own)| !own.program.is_empty());
+                let has: Vec<&str> = there.map(|(language, _)| language.as_str()).collect();
+                if !has.contains(&runtime.as_str()) {
                     return Err(contradiction(runtime, &has.join(", ")));
                 }
             }

@@ -310,6 +310,13 @@ impl Registry {
         known.filter(|token| same && token.is_good()).ok_or_else(refused)
     }
 
+    fn is_good(&self, id: &TokenId) -> Result<bool, Problem> {
+        let sql = format!("SELECT {COLUMNS} FROM tokens WHERE id = ?1");
+        let found = self
+            .read(|connection| connection.prepare_cached(&sql)?.query_row([id.as_str()], token).optional())?;
+        Ok(found.is_some_and(|token| token.is_good()))
+    }
+
     fn touch_token(&self, id: &TokenId) -> Result<(), Problem> {
         self.write(|transaction| {
             transaction
@@ -358,6 +365,11 @@ impl Engine {
     /// From now on the token is refused. Its sandboxes stay until they are closed or their time is over.
     pub fn revoke_token(&self, id: &TokenId) -> Result<Token, Problem> {
         self.registry.revoke(id)
+    }
+
+    /// Whether what a token of this id was let in for may go on.
+    pub fn is_good_token(&self, id: &TokenId) -> Result<bool, Problem> {
+        self.registry.is_good(id)
     }
 
     /// Whose token this is; `unauthorized` unless it is good.
@@ -417,14 +429,19 @@ mod tests {
     fn expired_and_revoked_tokens_are_refused_like_unknown_ones() {
         let (_place, registry) = registry();
         let (made, text) = registry.add_token(&new()).unwrap();
+        assert!(registry.is_good(&made.id).unwrap());
         assert!(registry.revoke(&made.id).unwrap().revoked_unix_ms.is_some());
+        assert!(!registry.is_good(&made.id).unwrap());
         assert_eq!(registry.check_token(&text).unwrap_err(), refused());
-        let (_, text) = registry.add_token(&NewToken { expires_in: Some(Duration::ZERO), ..new() }).unwrap();
+        let (made, text) =
+            registry.add_token(&NewToken { expires_in: Some(Duration::ZERO), ..new() }).unwrap();
+        assert!(!registry.is_good(&made.id).unwrap());
         assert_eq!(registry.check_token(&text).unwrap_err(), refused());
         let (_, text) = registry.add_token(&NewToken { expires_in: Some(Duration::MAX), ..new() }).unwrap();
         assert!(registry.check_token(&text).is_ok());
         let unknown: TokenId = "tok_aaaaaaaaaaaaaaaa".parse().unwrap();
         assert_eq!(registry.revoke(&unknown).unwrap_err().code, Code::NotFound);
+        assert!(!registry.is_good(&unknown).unwrap());
     }
 
     #[test]

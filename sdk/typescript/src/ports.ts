@@ -25,7 +25,7 @@ export class Ports {
   }
 
   async list(options: CallOptions = {}): Promise<Port[]> {
-    return (await this.#http.json<{ items: Port[] }>("GET", this.#path, options)).items;
+    return (await this.#http.json<{ items: Port[] }>("GET", this.#path, { query: { limit: 500 }, ...options })).items;
   }
 
   /** Waits until something listens there; 30 seconds unless told, then TimeoutError. */

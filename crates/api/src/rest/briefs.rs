@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use carrel_engine::tokens::Scope;
 use carrel_proto::{
     brief::Brief,
     id::{SandboxId, SessionName},
@@ -51,6 +52,7 @@ async fn brief(
     SandboxPath(id): SandboxPath,
     Query(query): Query<BriefQuery>,
 ) -> Result<axum::Json<BriefReply>, Refusal> {
+    caller.may(Scope::Read)?;
     let found = daemon.living(&caller, &id).await?;
     let session = query.session.unwrap_or_else(SessionName::main);
     let brief = daemon.engine.brief(&found.record, &session).await?;

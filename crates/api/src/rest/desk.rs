@@ -24,7 +24,7 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, server::OwnUser, upgrade};
+use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, server::OwnUser, upgrade, visit::Visit};
 
 /// Raised with every change of what is said here.
 const DESK: u32 = 4;
@@ -128,6 +128,34 @@ pub enum What {
     Diff { from: (String, Option<Key>), to: Option<(String, Option<Key>)> },
 }
 
+impl What {
+    /// What the audit log shall say: all of these have one path.
+    fn tell(&self, visit: &Visit) {
+        let (word, id) = match self {
+            What::Sandbox { .. } => ("sandbox", None),
+            What::Existing { .. } => ("existing", None),
+            What::Known { .. } => ("known", None),
+            What::Standby { id } => ("standby", Some(id)),
+            What::Hibernate { id } => ("hibernate", Some(id)),
+            What::Nameless { .. } => ("nameless", None),
+            What::Ephemeral { .. } => ("ephemeral", None),
+            What::Close { id } => ("close", Some(id)),
+            What::List => ("list", None),
+            What::Snapshot { id, .. } => ("snapshot", Some(id)),
+            What::Snapshots => ("snapshots", None),
+            What::DeleteSnapshot { .. } => ("delete_snapshot", None),
+            What::Restore { .. } => ("restore", None),
+            What::Fork { id, .. } => ("fork", Some(id)),
+            What::Adopt { id } => ("adopt", Some(id)),
+            What::Diff { .. } => ("diff", None),
+        };
+        visit.does(word);
+        if let Some(id) = id {
+            visit.acts_on(id);
+        }
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -138,6 +166,18 @@ pub enum Answer {
     Forked(Box<Forked>),
     Diff(Diff),
     Done,
+}
+
+impl Answer {
+    /// What the question did not name.
+    fn tell(&self, visit: &Visit) {
+        match self {
+            Answer::Found(found) => visit.acts_on(&found.record.id),
+            Answer::Snapshot(snapshot) => visit.acts_on_snapshot(&snapshot.id),
+            Answer::Forked(forked) => forked.forks.iter().for_each(|fork| visit.acts_on(&fork.record.id)),
+            Answer::All(_) | Answer::Snapshots(_) | Answer::Diff(_) | Answer::Done => {}
+        }
+    }
 }
 
 async fn about(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<axum::Json<About>, Refusal> {
@@ -154,8 +194,14 @@ async fn ask(
     upgrade::local_operator(&caller)?;
     let environments = upgrade::environments(&daemon, own.is_some(), ask.environments);
     let ask = Ask { environments, what: ask.what };
-    let answering = Arc::clone(&daemon);
-    daemon.complete(async move { answer(&answering, ask).await }).await.map(axum::Json)
+    let (answering, visit) = (Arc::clone(&daemon), Arc::clone(&caller.visit));
+    let answering = async move {
+        ask.what.tell(&visit);
+        let answer = answer(&answering, ask).await?;
+        answer.tell(&visit);
+        Ok(answer)
+    };
+    daemon.complete(answering).await.map(axum::Json)
 }
 
 async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {

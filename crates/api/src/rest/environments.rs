@@ -26,7 +26,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 #[into_params(parameter_in = Query)]
 struct ListQuery {
     after: Option<String>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
 }
 
@@ -73,5 +73,6 @@ async fn list(
         environments.iter().map(describe).collect::<Vec<_>>()
     });
     let all = all.await.map_err(Problem::internal)?;
-    Page::cut(all, query.after.as_deref(), query.limit).map(axum::Json)
+    Page::by_name(all, |environment| environment.name.clone(), query.after.as_deref(), query.limit)
+        .map(axum::Json)
 }

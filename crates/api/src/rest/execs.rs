@@ -76,7 +76,7 @@ fn no_exec(exec: &ExecId) -> Problem {
 #[into_params(parameter_in = Query)]
 struct ListQuery {
     after: Option<String>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
 }
 
@@ -89,6 +89,7 @@ async fn list(
     SandboxPath(id): SandboxPath,
     Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<Page<ExecInfo>>, Refusal> {
+    caller.may(Scope::Read)?;
     let limit = usize::try_from(page::check(query.limit)?).unwrap_or(usize::MAX);
     // By number, not by place: old ones are forgotten while a client turns the pages.
     let after = match query.after.as_deref() {
@@ -117,6 +118,7 @@ async fn get(
     caller: Caller,
     ExecPath(id, exec): ExecPath,
 ) -> Result<axum::Json<ExecInfo>, Refusal> {
+    caller.may(Scope::Read)?;
     Ok(axum::Json(daemon.exec(&caller, &id, &exec).await?.1))
 }
 
@@ -146,6 +148,7 @@ async fn wait(
     ExecPath(id, exec): ExecPath,
     Query(query): Query<WaitQuery>,
 ) -> Result<axum::Json<Waited>, Refusal> {
+    caller.may(Scope::Read)?;
     let time = seconds("timeout_seconds", query.timeout_seconds.unwrap_or(DEFAULT_WAIT), MAX_TIMEOUT)?;
     let record = daemon.living(&caller, &id).await?.record;
     let outcome = tokio::select! {

@@ -7,7 +7,7 @@
 mod conditions;
 mod content;
 pub(super) mod flow;
-mod tree;
+pub(in crate::rest) mod tree;
 mod watch;
 
 use std::sync::Arc;
@@ -39,6 +39,8 @@ use super::{
     page::{self, Page},
     problem::{Problems, Refusal, bad},
 };
+
+pub(crate) use self::{tree::trees, watch::watches};
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new()
@@ -159,7 +161,7 @@ struct ListQuery {
     /// Levels below `path`; 1 is the directory alone.
     #[param(minimum = 1, maximum = 128)]
     depth: Option<u32>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     after: Option<String>,
 }

@@ -1,40 +1,29 @@
 //! Who may come in, and as whom. Every request passes here once, before anything of it is read.
 //!
 //! The order matters: names of this server and of the calling page first (a page that resolves to us must not even learn whether
-//! its token is good), then the token, then how much its owner may do at once.
+//! its token is good), then the token, then how much its owner may do at once, and whether the question can be meant.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::sync::Arc;
 
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use carrel_engine::{
     Quota, Tenant,
-    rate::Rates,
     tokens::{Scope, Token},
 };
 use carrel_proto::problem::{Code, Problem};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
-use super::{Daemon, problem::Refusal, server::Door};
-
-/// Requests under way in all; streams count for as long as they last.
-const MAX_REQUESTS: usize = 4096;
-/// Of one token: so that no single one can take all places.
-const MAX_REQUESTS_OF_ONE: usize = 1024;
-/// Tokens that are kept count of before those without a request are forgotten.
-const MOST_TOKENS: usize = 1024;
-/// Headers that a page may read beside the few that it always may.
-const EXPOSED: [&str; 5] =
-    ["etag", "x-request-id", "retry-after", "idempotency-replayed", "content-disposition"];
+use super::{
+    Daemon, cors,
+    problem::Refusal,
+    server::Door,
+    turnstile::{Places, Room, Taken},
+    visit::{Attended, Visit},
+};
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -49,6 +38,13 @@ pub struct Guards {
     pub origins: Vec<String>,
 }
 
+impl Guards {
+    /// Whether pages of this origin were allowed to call.
+    pub(crate) fn allows_origin(&self, origin: &str) -> bool {
+        self.origins.iter().any(|allowed| allowed.trim_end_matches('/') == origin)
+    }
+}
+
 /// Who calls.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
@@ -56,6 +52,10 @@ pub(crate) struct Caller {
     /// `None`: the operator.
     pub(crate) token: Option<Arc<Token>>,
     pub(crate) door: Door,
+    /// For what is held in memory for it.
+    pub(crate) room: Room,
+    /// What this request will be known as.
+    pub(crate) visit: Arc<Visit>,
 }
 
 impl Caller {
@@ -75,6 +75,11 @@ impl Caller {
     /// What the caller may hold in all.
     pub(crate) fn quota(&self) -> Option<Quota> {
         self.token.as_ref().map(|token| token.quota)
+    }
+
+    /// The daemon's own matters: the operator's, and of a token that was made for them.
+    pub(crate) fn may_administer(&self) -> Result<(), Refusal> {
+        self.may(Scope::Admin)
     }
 
     /// What only the operator may do.
@@ -99,104 +104,60 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// Places and paces of callers.
-#[derive(Debug)]
-pub(crate) struct Turnstile {
-    all: Arc<Semaphore>,
-    tokens: Mutex<HashMap<Tenant, Arc<Semaphore>>>,
-    rates: Rates,
-}
-
-impl Default for Turnstile {
-    fn default() -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(MAX_REQUESTS)),
-            tokens: Mutex::default(),
-            rates: Rates::default(),
-        }
-    }
-}
-
-impl Turnstile {
-    /// A place for one request. It is free again when the answer, stream included, has been sent.
-    fn enter(&self, caller: &Caller) -> Result<Vec<OwnedSemaphorePermit>, Refusal> {
-        let full = || Refusal::from(Problem::new(Code::Unavailable, "too many requests are under way"));
-        let mut places = Vec::with_capacity(2);
-        if let Some(token) = &caller.token {
-            if let Some(rate) = token.quota.rate
-                && let Err(refusal) = self.rates.take(&caller.tenant, rate)
-            {
-                let wait = refusal.retry_after.as_secs() + 1;
-                return Err(Refusal::from(Problem::from(refusal)).retry_after(wait));
-            }
-            let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-            if tokens.len() >= MOST_TOKENS {
-                // Who holds a place holds its semaphore too.
-                tokens.retain(|_, places| Arc::strong_count(places) > 1);
-            }
-            let places_of_one = tokens
-                .entry(caller.tenant.clone())
-                .or_insert_with(|| Arc::new(Semaphore::new(MAX_REQUESTS_OF_ONE)));
-            let place = Arc::clone(places_of_one).try_acquire_owned().map_err(|_| {
-                let word = format!("{MAX_REQUESTS_OF_ONE} requests of this token are under way");
-                Problem::new(Code::RateLimited, word).hint("end some streams, or wait")
-            })?;
-            places.push(place);
-        }
-        places.push(Arc::clone(&self.all).try_acquire_owned().map_err(|_| full())?);
-        Ok(places)
-    }
-}
-
 /// Guards one request.
 pub(crate) async fn admit(State(daemon): State<Arc<Daemon>>, mut request: Request, next: Next) -> Response {
-    let began = Instant::now();
-    let number = daemon.next_request();
-    let method = request.method().clone();
-    let path = request.uri().path().to_owned();
-    let route = request.extensions().get::<axum::extract::MatchedPath>().map(|path| path.as_str().to_owned());
-    let span =
-        daemon.options.telemetry.as_ref().map(|telemetry| telemetry.request(&method, request.headers()));
-    let mut who = None;
-    let mut response = match check(&daemon, &mut request).await {
-        Ok((caller, places)) => {
-            who = caller.as_ref().map(|caller| caller.name().to_owned());
-            let places = Places(Arc::new(places));
+    let visit = Visit::new(Arc::clone(&daemon), daemon.next_request(), &request);
+    let telemetry = daemon.options.telemetry.as_ref();
+    let span = telemetry.map(|telemetry| telemetry.request(request.method(), request.headers()));
+    let attended = Attended::new(Arc::clone(&visit), span);
+    let page = cors::Page::of(&daemon.options.guards, &request);
+    let mut response = match check(&daemon, &mut request, &visit, page.as_ref()).await {
+        Ok(Admitted::Answered(response)) => response,
+        Ok(Admitted::With(places)) => {
             request.extensions_mut().insert(places.clone());
-            if let Some(caller) = caller {
-                request.extensions_mut().insert(caller);
+            request.extensions_mut().insert(Arc::clone(&visit));
+            let answering = attended.scope(next.run(request));
+            tokio::select! {
+                biased;
+                response = answering => {
+                    let (mut parts, body) = response.into_parts();
+                    let taken = parts.extensions.remove::<Arc<Taken>>();
+                    Response::from_parts(parts, places.answer(body, taken))
+                }
+                () = places.over() => no_longer().into_response(),
             }
-            let response = match &span {
-                None => next.run(request).await,
-                Some(span) => span.scope(next.run(request)).await,
-            };
-            // The answer is over when its body is.
-            response.map(|body| axum::body::Body::new(Held { body, _places: places }))
         }
         Err(refusal) => refusal.into_response(),
     };
-    if let Ok(value) = HeaderValue::from_str(&number) {
+    if let Some(page) = page {
+        page.allow(response.headers_mut());
+    }
+    if let Ok(value) = HeaderValue::from_str(visit.number()) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    if let Some(span) = span {
-        span.end(route.as_deref(), response.status(), &number, began.elapsed());
-    }
-    daemon.count(&method, route.as_deref(), response.status(), began.elapsed());
-    daemon.audit(&super::audit::Entry {
-        request: &number,
-        caller: who.as_deref(),
-        method: method.as_str(),
-        route: route.as_deref(),
-        path: &path,
-        status: response.status().as_u16(),
-        duration: began.elapsed(),
-    });
+    attended.answered(response.status());
     response
 }
 
-type Admitted = (Option<Caller>, Vec<OwnedSemaphorePermit>);
+/// The token was good when the request came.
+fn no_longer() -> Refusal {
+    Problem::new(Code::Unauthorized, "the token was revoked or has expired meanwhile")
+        .hint("what it began goes on in its sandbox; another token is needed")
+        .into()
+}
 
-async fn check(daemon: &Daemon, request: &mut Request) -> Result<Admitted, Refusal> {
+enum Admitted {
+    With(Places),
+    /// By the guard itself.
+    Answered(Response),
+}
+
+async fn check(
+    daemon: &Daemon,
+    request: &mut Request,
+    visit: &Arc<Visit>,
+    page: Option<&cors::Page>,
+) -> Result<Admitted, Refusal> {
     let door = request.extensions().get::<Door>().copied().unwrap_or(Door::Unix);
     if let Door::Tcp { own, .. } = door {
         check_host(&daemon.options.guards, request, own)?;
@@ -205,18 +166,21 @@ async fn check(daemon: &Daemon, request: &mut Request) -> Result<Admitted, Refus
     if !request.uri().path().starts_with("/shared/") {
         check_origin(&daemon.options.guards, request.headers(), door)?;
     }
-    if is_public(request.uri().path()) || is_preflight(request) {
-        return Ok((None, Vec::new()));
+    if let Some(answer) = page.and_then(|page| page.preflight(request)) {
+        return Ok(Admitted::Answered(answer));
     }
-    let caller = identify(daemon, request.headers(), door).await?;
-    let places = daemon.turnstile.enter(&caller)?;
-    Ok((Some(caller), places))
-}
-
-/// What a browser asks in its own name, without a token. Any other OPTIONS is a request like all.
-fn is_preflight(request: &Request) -> bool {
-    request.method() == Method::OPTIONS
-        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+    if is_public(request.uri().path()) {
+        daemon.questions.check(request)?;
+        return Ok(Admitted::With(Places::default()));
+    }
+    let mut caller = identify(daemon, request.headers(), door, visit).await?;
+    visit.caller(caller.name());
+    let lease = caller.token.as_ref().map(|token| daemon.leases.take(&token.id));
+    let places = daemon.turnstile.enter(caller.token.as_deref(), lease)?;
+    caller.room = places.room();
+    daemon.questions.check(request)?;
+    request.extensions_mut().insert(caller);
+    Ok(Admitted::With(places))
 }
 
 /// Needs no token. A share link is its own.
@@ -224,14 +188,21 @@ fn is_public(path: &str) -> bool {
     matches!(path, "/health" | "/ready" | "/openapi.json") || path.starts_with("/shared/")
 }
 
-async fn identify(daemon: &Daemon, headers: &HeaderMap, door: Door) -> Result<Caller, Refusal> {
+async fn identify(
+    daemon: &Daemon,
+    headers: &HeaderMap,
+    door: Door,
+    visit: &Arc<Visit>,
+) -> Result<Caller, Refusal> {
+    let come =
+        |tenant, token| Caller { tenant, token, door, room: Room::default(), visit: Arc::clone(visit) };
     let Some(given) = headers.get(header::AUTHORIZATION) else {
         let open = match door {
             Door::Unix => true,
             Door::Tcp { .. } => daemon.options.guards.no_auth,
         };
         return if open {
-            Ok(Caller { tenant: Tenant::local(), token: None, door })
+            Ok(come(Tenant::local(), None))
         } else {
             Err(Problem::new(Code::Unauthorized, "a token is needed: `Authorization: Bearer …`")
                 .hint("`carrel token create --name …` makes one")
@@ -242,7 +213,7 @@ async fn identify(daemon: &Daemon, headers: &HeaderMap, door: Door) -> Result<Ca
     let secret = given.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let secret = secret.map(|(_, secret)| secret.trim()).unwrap_or_default();
     let token = daemon.verify(secret).await?;
-    Ok(Caller { tenant: token.tenant(), token: Some(token), door })
+    Ok(come(token.tenant(), Some(token)))
 }
 
 /// A name that is not ours means that somebody's page resolves to us.
@@ -285,53 +256,12 @@ fn check_origin(guards: &Guards, headers: &HeaderMap, door: Door) -> Result<(), 
                 .any(|host| origin == format!("{scheme}://{host}:{}", own.port()))
         }
     };
-    if own || guards.origins.iter().any(|allowed| allowed.trim_end_matches('/') == origin) {
+    if own || guards.allows_origin(origin) {
         return Ok(());
     }
     Err(Problem::new(Code::Forbidden, "pages of this Origin may not call")
         .hint("--allow-origin ORIGIN lets them")
         .into())
-}
-
-/// What a browser asks before it lets a page of these origins speak to us.
-pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, Problem> {
-    let parsed: Result<Vec<HeaderValue>, _> =
-        origins.iter().map(|origin| origin.trim_end_matches('/').parse()).collect();
-    let parsed =
-        parsed.map_err(|_| Problem::new(Code::InvalidArgument, "an origin that no header can carry"))?;
-    Ok(CorsLayer::new()
-        .allow_origin(AllowOrigin::list(parsed))
-        .allow_methods(AllowMethods::mirror_request())
-        .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(EXPOSED.map(HeaderName::from_static)))
-}
-
-/// The places of a request. What goes on behind its answer, as a WebSocket does, holds them too.
-#[derive(Debug, Clone)]
-pub(crate) struct Places(#[expect(dead_code, reason = "held, not read")] Arc<Vec<OwnedSemaphorePermit>>);
-
-/// A body that keeps its request's places until it is sent or dropped.
-struct Held {
-    body: axum::body::Body,
-    _places: Places,
-}
-
-impl hyper::body::Body for Held {
-    type Data = axum::body::Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Self::Data>, Self::Error>>> {
-        std::pin::Pin::new(&mut self.body).poll_frame(context)
-    }
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

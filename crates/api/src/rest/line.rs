@@ -24,7 +24,7 @@ use carrel_proto::{
     guest::Language,
     id::{ExecId, SessionName},
     message::Event,
-    outcome::{Outcome, SessionState},
+    outcome::SessionState,
     problem::{Code, Problem},
 };
 use serde::Deserialize;
@@ -33,7 +33,10 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::{Daemon, desk::LINE_UPGRADE, extract::SandboxPath, guard::Caller, problem::Refusal, upgrade};
+use super::{
+    Daemon, desk::LINE_UPGRADE, extract::SandboxPath, guard::Caller, problem::Refusal, run::Following,
+    turnstile::Room, upgrade,
+};
 
 /// A pipe's worth.
 const PIECE: usize = 64 << 10;
@@ -148,6 +151,7 @@ impl Line {
         match end {
             End::Client => self.left(daemon),
             End::Agent(error) => {
+                self.lost(daemon);
                 // What it still had to say was passed on before its end was seen.
                 let _ = self.fail(&mut to_client, &lost(&error)).await;
             }
@@ -232,10 +236,26 @@ impl Line {
 
     fn follow(&self, daemon: &Arc<Daemon>, asked: Open) {
         let (Some((session, language)), Some(exec)) = (asked.call, asked.exec) else { return };
-        let (record, caller) = (self.record.clone(), self.caller.clone());
-        daemon.follow_end(record, exec, move |daemon, record, outcome: &Outcome| {
-            daemon.note_finished(record, &session, language, outcome, &caller);
-        });
+        let following = Following {
+            record: self.record.clone(),
+            session,
+            language,
+            note: None,
+            daemon: Arc::clone(daemon),
+            caller: self.caller.clone(),
+            room: Room::default(),
+        };
+        // Its end is the sandbox's business, and no reason for the daemon to stay.
+        daemon.tasks.spawn(async move { following.watch(&exec).await });
+    }
+
+    /// The agent is gone, and so are the calls that it had.
+    fn lost(&self, daemon: &Daemon) {
+        for asked in self.open().values() {
+            if let (Some((session, language)), Some(exec)) = (&asked.call, &asked.exec) {
+                daemon.note_lost(&self.record, session, *language, exec, &self.caller, Code::AgentLost);
+            }
+        }
     }
 
     /// Says the same to everybody who waits for an answer.

@@ -17,6 +17,7 @@ use super::{
     guard::Caller,
     problem::{Refusal, bad},
     sandboxes::{Create, LimitsPatch, or_never, seconds_within},
+    visit::Visit,
 };
 
 /// A sandbox as a request means it.
@@ -26,6 +27,8 @@ pub(crate) struct Place {
     /// As the caller said it, for notes.
     name: String,
     wish: Wish,
+    /// Of the request, which may be gone before the sandbox is there.
+    visit: Arc<Visit>,
 }
 
 #[derive(Debug)]
@@ -141,7 +144,7 @@ impl Place {
             undo_calls: create.undo_calls,
             first: None,
         };
-        Ok(Self { which, name, wish: make.wish(daemon, caller)? })
+        Ok(Self { which, name, wish: make.wish(daemon, caller)?, visit: Arc::clone(&caller.visit) })
     }
 
     /// Of `POST /v1/run`: a name, key or id, the default sandbox of a run, or a fresh one.
@@ -168,7 +171,7 @@ impl Place {
             None => Which::Ephemeral,
         };
         let name = sandbox.unwrap_or("default").to_owned();
-        Ok(Self { which, name, wish: make.wish(daemon, caller)? })
+        Ok(Self { which, name, wish: make.wish(daemon, caller)?, visit: Arc::clone(&caller.visit) })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -180,6 +183,12 @@ impl Place {
     }
 
     pub(crate) async fn find_or_make(&self, engine: &Engine) -> Result<Found, Problem> {
+        let found = self.look_for_or_make(engine).await?;
+        self.visit.acts_on(&found.record.id);
+        Ok(found)
+    }
+
+    async fn look_for_or_make(&self, engine: &Engine) -> Result<Found, Problem> {
         match &self.which {
             Which::Key(key) => engine.sandbox(key, &self.wish).await,
             Which::Id(id) => {

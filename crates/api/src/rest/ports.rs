@@ -22,7 +22,7 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{
@@ -32,11 +32,12 @@ use self::{
 };
 use super::{
     Daemon,
-    extract::{SandboxPath, no_sandbox},
+    extract::{Query, SandboxPath, no_sandbox},
     guard::Caller,
     idempotency::Once,
     page::Page,
     problem::{Problems, Refusal, bad},
+    visit::Visit,
 };
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<Daemon>> {
@@ -96,13 +97,23 @@ impl<S: Send + Sync> FromRequestParts<S> for PortPath {
     }
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListQuery {
+    after: Option<String>,
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+}
+
 /// What listens in a sandbox. One that does not live has nothing that could; it is not woken.
-#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/ports", tag = "ports", params(("sandbox" = String, Path)),
-    responses((status = 200, body = Page<PortInfo>), Problems))]
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/ports", tag = "ports",
+    params(("sandbox" = String, Path), ListQuery), responses((status = 200, body = Page<PortInfo>), Problems))]
 async fn list(
     State(daemon): State<Arc<Daemon>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
+    Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<Page<PortInfo>>, Refusal> {
     caller.may(Scope::Read)?;
     let record = daemon.record(&caller, &id)?;
@@ -111,7 +122,9 @@ async fn list(
         Err(problem) if problem.code == Code::AgentLost => Vec::new(),
         Err(problem) => return Err(problem.into()),
     };
-    Ok(axum::Json(Page { items, next: None }))
+    // With zeros, so that they sort as numbers do.
+    let name = |port: &PortInfo| format!("{:05}-{}", port.port, port.address);
+    Page::by_name(items, name, query.after.as_deref(), query.limit).map(axum::Json)
 }
 
 /// A month: a link that is needed for longer is better made anew by whoever may.
@@ -187,6 +200,9 @@ async fn pass_shared(State(daemon): State<Arc<Daemon>>, request: Request) -> Res
     // `/shared/{link}`, and then what is the server's.
     let text = request.uri().path().split('/').nth(2).unwrap_or_default().to_owned();
     let link = daemon.ways.links(&daemon)?.read(&text, share::now_ms()).ok_or_else(no_link)?;
+    if let Some(visit) = request.extensions().get::<Arc<Visit>>() {
+        visit.acts_on(&link.sandbox);
+    }
     if let Some(answer) = preflight(&request) {
         return Ok(answer);
     }

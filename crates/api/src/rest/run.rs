@@ -267,6 +267,7 @@ impl RunCall {
             note: self.note.take(),
             daemon: Arc::clone(&daemon),
             caller: caller.name().to_owned(),
+            room: caller.room.clone(),
         };
         if asked.stream {
             let call = self.begin(&daemon, asked).await?;

@@ -274,6 +274,7 @@ async fn list(
     caller: Caller,
     Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<Page<Sandbox>>, Refusal> {
+    caller.may(Scope::Read)?;
     let limit = page::check(query.limit)?;
     let labels = query
         .label
@@ -307,6 +308,7 @@ async fn get(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<axum::Json<Sandbox>, Refusal> {
+    caller.may(Scope::Read)?;
     let record = daemon.record(&caller, &id)?;
     Ok(axum::Json(Sandbox::of(&record)))
 }
@@ -457,6 +459,7 @@ async fn metrics(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<axum::Json<Usage>, Refusal> {
+    caller.may(Scope::Read)?;
     let record = daemon.record(&caller, &id)?;
     Ok(axum::Json(daemon.engine.usage(&record).await?))
 }

@@ -13,6 +13,7 @@ use super::{
     Daemon,
     extract::Query,
     guard::Caller,
+    page,
     problem::{Problems, Refusal, bad},
     sandboxes::seconds_within,
 };
@@ -32,8 +33,10 @@ struct CloseQuery {
 
 #[derive(Debug, Serialize, ToSchema)]
 struct Closed {
-    /// Those that are gone now.
+    /// Those that are gone now, at most 500 of them.
     closed: Vec<SandboxId>,
+    /// How many there were.
+    closed_count: u64,
     /// When the scope is closed, if it is not yet.
     closing_at_unix_ms: Option<u64>,
 }
@@ -53,13 +56,17 @@ async fn close(
     let retention = query.retention_seconds.filter(|seconds| *seconds > 0);
     let retention = retention.map(|seconds| seconds_within("retention_seconds", seconds)).transpose()?;
     let retention = retention.map(Duration::from_secs);
-    let (closing, tenant) = (Arc::clone(&daemon), caller.tenant.clone());
+    let (closing, tenant, visit) = (Arc::clone(&daemon), caller.tenant.clone(), Arc::clone(&caller.visit));
     let done = daemon
         .complete(async move {
             let done = closing.engine.close_scope(&tenant, &scope, &owner, retention).await?;
+            done.closed.iter().for_each(|id| visit.acts_on(id));
             Ok::<_, Problem>(done)
         })
         .await?;
     let closing_at_unix_ms = retention.map(|_| done.at_unix_ms);
-    Ok(axum::Json(Closed { closed: done.closed, closing_at_unix_ms }))
+    let mut closed = done.closed;
+    let closed_count = closed.len() as u64;
+    closed.truncate(usize::try_from(page::MOST).unwrap_or(usize::MAX));
+    Ok(axum::Json(Closed { closed, closed_count, closing_at_unix_ms }))
 }

@@ -71,11 +71,14 @@ struct Serving {
     /// After the drain.
     leave: CancellationToken,
     tasks: TaskTracker,
+    /// [`HEAD_TIME`].
+    head_time: Duration,
 }
 
 /// Serves until `stop`, then drains.
 pub(crate) async fn serve(app: Router, listeners: Listeners, stop: CancellationToken) -> Result<(), Problem> {
-    let serving = Serving { app, stop, leave: CancellationToken::new(), tasks: TaskTracker::new() };
+    let (leave, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let serving = Serving { app, stop, leave, tasks, head_time: HEAD_TIME };
     let loops = TaskTracker::new();
     for listener in listeners.unix {
         loops.spawn(accept_unix(listener, serving.clone()));
@@ -167,7 +170,7 @@ impl Serving {
         stream.set_write_timeout(Some(STALLED));
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIME)
+            .header_read_timeout(self.head_time)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(app))
@@ -184,5 +187,61 @@ impl Serving {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// What comes back for these bytes, until the server hangs up.
+    async fn answer(sent: &[u8], head_time: Duration) -> String {
+        let serving = Serving {
+            app: Router::new(),
+            stop: CancellationToken::new(),
+            leave: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            head_time,
+        };
+        let (mut client, server) = tokio::io::duplex(1 << 20);
+        let serving = tokio::spawn(serving.serve(server, Door::Unix, false));
+        client.write_all(sent).await.unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).await.unwrap();
+        serving.await.unwrap();
+        text
+    }
+
+    #[tokio::test]
+    async fn a_head_that_does_not_come_is_not_waited_for() {
+        let said = answer(b"GET / HTTP/1.1\r\nhost: loc", Duration::from_millis(20)).await;
+        assert!(!said.contains("200"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_head_has_so_many_headers_and_bytes() {
+        let with = |headers: String| format!("GET / HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
+        let many = |count: usize| with((0..count).map(|at| format!("x-{at}: y\r\n")).collect());
+        assert!(answer(many(MAX_HEADERS - 1).as_bytes(), HEAD_TIME).await.starts_with("HTTP/1.1 404 "));
+        assert!(answer(many(MAX_HEADERS).as_bytes(), HEAD_TIME).await.starts_with("HTTP/1.1 431 "));
+        let long = |bytes: usize| with(format!("x: {}\r\n", "y".repeat(bytes)));
+        assert!(answer(long(MAX_HEAD / 2).as_bytes(), HEAD_TIME).await.starts_with("HTTP/1.1 404 "));
+        // Hyper looks at the size before it reads more, not after.
+        let said = answer(long(MAX_HEAD * 2).as_bytes(), HEAD_TIME).await;
+        assert!(said.starts_with("HTTP/1.1 431 "), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_beyond_the_most_waits_until_one_is_free() {
+        let (stop, places) = (CancellationToken::new(), Arc::new(Semaphore::new(1)));
+        let come = || async { Ok(()) };
+        let (_, place) = next(&stop, &places, come).await.unwrap();
+        assert!(futures_util::FutureExt::now_or_never(next(&stop, &places, come)).is_none());
+        drop(place);
+        assert!(next(&stop, &places, come).await.is_some());
+        stop.cancel();
+        assert!(next(&stop, &places, come).await.is_none());
     }
 }

@@ -82,11 +82,11 @@ async fn create(
 #[into_params(parameter_in = Query)]
 struct ListQuery {
     after: Option<String>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
 }
 
-/// Lists the open sessions.
+/// Lists the open sessions, by name.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/sessions", tag = "sessions", operation_id = "list_sessions",
     params(("sandbox" = String, Path), ListQuery), responses((status = 200, body = Page<SessionInfo>), Problems))]
 async fn list(
@@ -95,9 +95,11 @@ async fn list(
     SandboxPath(id): SandboxPath,
     Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<Page<SessionInfo>>, Refusal> {
+    caller.may(Scope::Read)?;
     let record = daemon.living(&caller, &id).await?.record;
     let sessions = daemon.engine.status(&record).await?.sessions;
-    Ok(axum::Json(Page::cut(sessions, query.after.as_deref(), query.limit)?))
+    Page::by_name(sessions, |session| session.name.to_string(), query.after.as_deref(), query.limit)
+        .map(axum::Json)
 }
 
 /// A session.
@@ -108,6 +110,7 @@ async fn get(
     caller: Caller,
     SessionPath(id, session): SessionPath,
 ) -> Result<axum::Json<SessionInfo>, Refusal> {
+    caller.may(Scope::Read)?;
     let record = daemon.living(&caller, &id).await?.record;
     find(&daemon, &record, &session).await.map(axum::Json)
 }

@@ -109,13 +109,22 @@ async fn take(
 ) -> Result<Response, Refusal> {
     caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
-    let wish =
-        SnapshotWish { tags: take.tags, files_only: take.files_only, caller: Some(Arc::from(caller.name())) };
-    let working = Arc::clone(&daemon);
+    let wish = SnapshotWish {
+        tags: take.tags,
+        files_only: take.files_only,
+        caller: Some(Arc::from(caller.name())),
+        quota: caller.quota(),
+    };
+    let (working, visit) = (Arc::clone(&daemon), Arc::clone(&caller.visit));
     ticket
         .once(&daemon, &caller, async move {
             let engine = working.engine.clone();
-            let made = working.complete(async move { engine.snapshot(&record, &wish).await }).await?;
+            let taking = async move {
+                let made = engine.snapshot(&record, &wish).await?;
+                visit.acts_on_snapshot(&made.id);
+                Ok(made)
+            };
+            let made = working.complete(taking).await?;
             Ok((StatusCode::CREATED, axum::Json(Snapshot::of(made))).into_response())
         })
         .await
@@ -141,6 +150,7 @@ async fn list(
     caller: Caller,
     Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<Page<Snapshot>>, Refusal> {
+    caller.may(Scope::Read)?;
     let limit = page::check(query.limit)?;
     let after = query.after.as_deref().map(str::parse).transpose().map_err(|problem: Problem| problem)?;
     let sandbox = query.sandbox.map(|text| text.parse::<SandboxId>());
@@ -160,7 +170,9 @@ type Named = Result<Path<String>, PathRejection>;
 
 fn known(daemon: &Daemon, caller: &Caller, path: Named) -> Result<snapshots::Snapshot, Refusal> {
     let Path(name) = path.map_err(|error| bad(error.to_string()))?;
-    Ok(daemon.engine.snapshot_of(&caller.tenant, &name)?)
+    let snapshot = daemon.engine.snapshot_of(&caller.tenant, &name)?;
+    caller.visit.acts_on_snapshot(&snapshot.id);
+    Ok(snapshot)
 }
 
 /// A snapshot, by its id or the newest with this tag.
@@ -171,6 +183,7 @@ async fn get(
     caller: Caller,
     path: Named,
 ) -> Result<axum::Json<Snapshot>, Refusal> {
+    caller.may(Scope::Read)?;
     Ok(axum::Json(Snapshot::of(known(&daemon, &caller, path)?)))
 }
 
@@ -234,15 +247,17 @@ async fn restore(
         quota: caller.quota(),
         caller: Some(Arc::from(caller.name())),
     };
-    let working = Arc::clone(&daemon);
+    let (working, visit) = (Arc::clone(&daemon), Arc::clone(&caller.visit));
     ticket
         .once(&daemon, &caller, async move {
             let engine = working.engine.clone();
             let found = working.complete(async move {
-                match new {
-                    true => engine.restore_as(&snapshot, &wish).await,
-                    false => engine.restore_in_place(&snapshot, &wish).await,
-                }
+                let found = match new {
+                    true => engine.restore_as(&snapshot, &wish).await?,
+                    false => engine.restore_in_place(&snapshot, &wish).await?,
+                };
+                visit.acts_on(&found.record.id);
+                Ok(found)
             });
             let found = found.await?;
             let status = if found.created { StatusCode::CREATED } else { StatusCode::OK };
@@ -306,11 +321,15 @@ async fn fork(
     caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
     let (quota, name) = (caller.quota(), Some(Arc::from(caller.name())));
-    let working = Arc::clone(&daemon);
+    let (working, visit) = (Arc::clone(&daemon), Arc::clone(&caller.visit));
     ticket
         .once(&daemon, &caller, async move {
             let engine = working.engine.clone();
-            let forking = async move { engine.fork(&record, body.count, quota, name).await };
+            let forking = async move {
+                let done = engine.fork(&record, body.count, quota, name).await?;
+                done.forks.iter().for_each(|fork| visit.acts_on(&fork.record.id));
+                Ok(done)
+            };
             let done = working.complete(forking).await?;
             let forks = done.forks.iter().map(|fork| Fork {
                 sandbox: Sandbox::of(&fork.record),
@@ -392,6 +411,7 @@ async fn diff(
     caller: Caller,
     Query(query): Query<DiffQuery>,
 ) -> Result<axum::Json<Diff>, Refusal> {
+    caller.may(Scope::Read)?;
     let (from, to) =
         daemon.engine.sides(&caller.tenant, (&query.from, None), query.to.as_deref().map(|to| (to, None)))?;
     Ok(axum::Json(daemon.engine.diff(from, to).await?))

@@ -105,6 +105,17 @@ pub(crate) fn stream<F>(stop: CancellationToken, producer: impl FnOnce(Events) -
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    stream_with(stop, KEEP_ALIVE, producer)
+}
+
+fn stream_with<F>(
+    stop: CancellationToken,
+    keep_alive: Duration,
+    producer: impl FnOnce(Events) -> F,
+) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let (sender, receiver) = mpsc::channel(AHEAD);
     let (all, taken) = oneshot::channel();
     let quiet = sender.downgrade();
@@ -118,7 +129,7 @@ where
                 biased;
                 () = stop.cancelled() => return,
                 () = &mut producing => return,
-                () = tokio::time::sleep(KEEP_ALIVE), if open => {
+                () = tokio::time::sleep(keep_alive), if open => {
                     let sign = Piece { bytes: Bytes::from_static(b":\n\n"), _room: None };
                     // A full queue needs no sign of life.
                     open = quiet.upgrade().is_some_and(|sender| {
@@ -171,4 +182,25 @@ pub(crate) struct ServerSentEvent {
     id: Option<String>,
     /// JSON.
     data: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_quiet_stream_says_now_and_then_that_it_lives() {
+        let often = Duration::from_millis(10);
+        let response = stream_with(CancellationToken::new(), often, |events| async move {
+            events.closed().await;
+        });
+        let mut body = response.into_body();
+        for _ in 0..3 {
+            let frame = body.frame().await.unwrap().unwrap();
+            // A comment, which is no event to any parser.
+            assert_eq!(frame.into_data().unwrap(), ":\n\n");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Tokens, which are the operator's to give, and who a caller is.
+//! Tokens, which are the operator's to give, or of a token that was made for that, and who a caller is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use carrel_engine::{
-    ListFilter, Quota,
+    Quota,
     tokens::{NewToken, Scopes, Token, TokenId},
 };
 use carrel_proto::{
@@ -24,7 +24,7 @@ use super::{
     extract::{Json, Query},
     guard::Caller,
     idempotency,
-    page::{MOST, Page},
+    page::Page,
     problem::{Problems, Refusal, bad},
 };
 
@@ -40,7 +40,7 @@ const LONGEST_S: u64 = 10 * 365 * 24 * 3600;
 struct Create {
     #[schema(min_length = 1, max_length = 100)]
     name: String,
-    /// `read`, `run`, `admin`; `["run"]` if it is not given.
+    /// Some of `read`, `run`, `metrics`, `admin`, or `all`; `["run"]` if it is not given.
     scope: Option<Vec<String>>,
     quota: Option<QuotaBody>,
     #[schema(minimum = 1, maximum = 315_360_000)]
@@ -152,7 +152,7 @@ async fn create(
     headers: HeaderMap,
     Json(asked): Json<Create>,
 ) -> Result<Response, Refusal> {
-    caller.operator_only()?;
+    caller.may_administer()?;
     if headers.contains_key(idempotency::KEY) {
         return Err(bad("the secret of a token is not kept, so its making takes no Idempotency-Key").into());
     }
@@ -171,6 +171,7 @@ async fn create(
     let engine = daemon.engine.clone();
     let made = tokio::task::spawn_blocking(move || engine.create_token(&new));
     let (token, secret) = made.await.map_err(Problem::internal)??;
+    caller.visit.acts_on_token(&token.id);
     let body = TokenBody::of(&token);
     let made = Made {
         id: body.id,
@@ -189,7 +190,7 @@ async fn create(
 #[into_params(parameter_in = Query)]
 struct ListQuery {
     after: Option<String>,
-    #[param(minimum = 1, maximum = 1000)]
+    #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
 }
 
@@ -201,7 +202,7 @@ async fn list(
     caller: Caller,
     Query(query): Query<ListQuery>,
 ) -> Result<axum::Json<Page<TokenBody>>, Refusal> {
-    caller.operator_only()?;
+    caller.may_administer()?;
     let all = daemon.engine.tokens()?.iter().map(TokenBody::of).collect();
     Page::cut(all, query.after.as_deref(), query.limit).map(axum::Json)
 }
@@ -214,15 +215,22 @@ async fn revoke(
     caller: Caller,
     path: Result<Path<String>, axum::extract::rejection::PathRejection>,
 ) -> Result<StatusCode, Refusal> {
-    caller.operator_only()?;
+    caller.may_administer()?;
     let text = path.map(|Path(text)| text).unwrap_or_default();
     let id: TokenId = text.parse().map_err(|_| {
         let text: String = text.chars().take(40).collect();
         Problem::new(Code::NotFound, format!("there is no token `{text}`")).hint("GET /v1/tokens lists them")
     })?;
-    let engine = daemon.engine.clone();
-    tokio::task::spawn_blocking(move || engine.revoke_token(&id)).await.map_err(Problem::internal)??;
-    daemon.forget_verified();
+    caller.visit.acts_on_token(&id);
+    let working = Arc::clone(&daemon);
+    // Both, also if the client hangs up in between.
+    let revoking = tokio::task::spawn_blocking(move || {
+        working.engine.revoke_token(&id)?;
+        working.forget_verified();
+        working.leases.end(&id);
+        Ok::<_, Problem>(())
+    });
+    revoking.await.map_err(Problem::internal)??;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -233,7 +241,7 @@ struct Who {
     usage: Held,
 }
 
-/// What the caller's sandboxes were promised, which is what a quota counts.
+/// What a quota counts: what the caller's sandboxes were promised, and on disk what its snapshots take.
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct Held {
     sandboxes: u64,
@@ -246,26 +254,10 @@ struct Held {
 #[utoipa::path(get, path = "/v1/whoami", tag = "tokens", responses((status = 200, body = Who), Problems))]
 async fn whoami(State(daemon): State<Arc<Daemon>>, caller: Caller) -> Result<axum::Json<Who>, Refusal> {
     let token = caller.token.as_deref().map(TokenBody::of);
-    let filter = ListFilter { tenant: Some(caller.tenant.clone()), ..ListFilter::default() };
-    let engine = daemon.engine.clone();
-    let usage = tokio::task::spawn_blocking(move || {
-        let mut held = Held::default();
-        let mut after = None;
-        loop {
-            let page = engine.list_page(&filter, after, MOST)?;
-            for record in &page.records {
-                let limits = &record.spec.limits;
-                held.sandboxes += 1;
-                held.cpu_millis = held.cpu_millis.saturating_add(limits.cpu_millis.into());
-                held.memory = held.memory.saturating_add(limits.memory.0);
-                held.disk = held.disk.saturating_add(limits.disk.0);
-            }
-            match page.next {
-                Some(next) => after = Some(next),
-                None => return Ok::<_, Problem>(held),
-            }
-        }
-    });
-    let usage = usage.await.map_err(Problem::internal)??;
+    let (engine, tenant) = (daemon.engine.clone(), caller.tenant.clone());
+    let held = tokio::task::spawn_blocking(move || engine.held(&tenant));
+    let held = held.await.map_err(Problem::internal)??;
+    let usage =
+        Held { sandboxes: held.sandboxes, cpu_millis: held.cpu_millis, memory: held.memory, disk: held.disk };
     Ok(axum::Json(Who { token, usage }))
 }

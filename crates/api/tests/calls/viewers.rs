@@ -166,3 +166,16 @@ async fn the_daemon_says_goodbye_when_it_stops() {
     viewer.until("again").await;
     assert_eq!(viewer.screen, "again", "and nothing twice");
 }
+
+#[tokio::test]
+async fn a_quiet_viewer_is_asked_now_and_then_whether_it_lives() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    let exec = sandbox.start(json!({"argv": ["sleep", "1000"]})).await;
+    let mut viewer = Viewer::attach(&sandbox, &exec, "read_only=true").await;
+    loop {
+        if let Message::Ping(_) = in_time("a ping", viewer.socket.next()).await.unwrap().unwrap() {
+            break;
+        }
+    }
+}

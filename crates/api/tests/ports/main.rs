@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "clippy's leave for tests ends at their helpers")]
 
+mod audit;
 mod events;
+mod guards;
 mod matters;
 mod proxy;
 mod share;

@@ -217,12 +217,23 @@ async fn a_stopping_daemon_ends_its_websockets() {
 
 /// A WebSocket, once it is one.
 pub(crate) async fn socket(world: &World, path: &str) -> impl AsyncRead + AsyncWrite + Unpin + use<> {
-    let request = Request::get(path)
+    socket_of(world, path, None).await
+}
+
+pub(crate) async fn socket_of(
+    world: &World,
+    path: &str,
+    token: Option<&str>,
+) -> impl AsyncRead + AsyncWrite + Unpin + use<> {
+    let mut request = Request::get(path)
         .header("host", "localhost")
         .header("connection", "Upgrade")
         .header("upgrade", "websocket")
         .header("sec-websocket-version", "13")
         .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
     let response = world.send(request.body(Body::empty()).unwrap()).await;
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
     assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");

@@ -2,7 +2,7 @@ use std::{collections::HashMap, convert::Infallible};
 
 use axum::{
     body::{Body, Bytes},
-    http::{Request, Response},
+    http::{Method, Request, Response},
 };
 use carrel_api::telemetry::Telemetry;
 use carrel_proto::problem::Code;
@@ -18,7 +18,7 @@ use prost::Message;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::mpsc};
 
-use crate::world::{Reply, World};
+use crate::world::{Reply, World, until};
 
 /// Takes whatever comes: the path, and the body.
 async fn collector() -> (String, mpsc::UnboundedReceiver<(String, Bytes)>) {
@@ -55,6 +55,48 @@ fn text(attributes: &[KeyValue]) -> HashMap<&str, String> {
     attributes.iter().map(|attribute| (attribute.key.as_str(), value(attribute))).collect()
 }
 
+/// Spans, and names of metrics, that a collector was given.
+fn sent(received: &mut mpsc::UnboundedReceiver<(String, Bytes)>) -> (Vec<Span>, Vec<String>) {
+    let (mut spans, mut metrics): (Vec<Span>, Vec<String>) = Default::default();
+    while let Ok((path, body)) = received.try_recv() {
+        assert!(!body.windows(13).any(|window| window == b"a secret word"), "contents are sent");
+        if path == "/v1/traces" {
+            let request = ExportTraceServiceRequest::decode(body).unwrap();
+            let resources = request.resource_spans.into_iter();
+            spans.extend(resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans));
+        } else {
+            assert_eq!(path, "/v1/metrics");
+            let request = ExportMetricsServiceRequest::decode(body).unwrap();
+            let scopes = request.resource_metrics.into_iter().flat_map(|resource| resource.scope_metrics);
+            metrics.extend(scopes.flat_map(|scope| scope.metrics).map(|metric| metric.name));
+        }
+    }
+    (spans, metrics)
+}
+
+#[tokio::test]
+async fn a_call_that_goes_down_with_its_sandbox_is_a_span_too() {
+    let (endpoint, mut received) = collector().await;
+    let mut world = World::with(Some(Telemetry::start(&endpoint).unwrap())).await;
+    let sandbox = world.sandbox(None).await;
+    let mut events = world.send(Request::get("/v1/events").body(Body::empty()).unwrap()).await.into_body();
+    let (base, run) =
+        (format!("/v1/sandboxes/{sandbox}"), json!({ "code": "import time; time.sleep(1000)" }));
+    let path = format!("{base}/run");
+    let (answer, ()) = tokio::join!(world.post(&path, None, run), async {
+        until(&mut events, "run.started").await;
+        world.ask(Method::DELETE, &base, None, Body::empty()).await;
+    });
+    assert!(!answer.status.is_success(), "{answer:?}");
+    drop(events);
+    world.stop().await;
+    let (spans, _) = sent(&mut received);
+    let lost = spans.iter().find(|span| span.name == "run").unwrap_or_else(|| panic!("{spans:?}"));
+    assert_eq!(text(&lost.attributes)["carrel.cause"], "lost");
+    assert_eq!(text(&lost.attributes)["carrel.sandbox"], sandbox);
+    assert!(!lost.parent_span_id.is_empty() && lost.status.as_ref().unwrap().code == 2);
+}
+
 #[tokio::test]
 async fn a_call_is_a_span_of_its_callers_trace() {
     let (endpoint, mut received) = collector().await;
@@ -83,20 +125,7 @@ async fn a_call_is_a_span_of_its_callers_trace() {
     // What is left is sent at the end.
     world.stop().await;
 
-    let (mut spans, mut metrics): (Vec<Span>, Vec<String>) = Default::default();
-    while let Ok((path, body)) = received.try_recv() {
-        assert!(!body.windows(13).any(|window| window == b"a secret word"), "contents are sent");
-        if path == "/v1/traces" {
-            let request = ExportTraceServiceRequest::decode(body).unwrap();
-            let resources = request.resource_spans.into_iter();
-            spans.extend(resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans));
-        } else {
-            assert_eq!(path, "/v1/metrics");
-            let request = ExportMetricsServiceRequest::decode(body).unwrap();
-            let scopes = request.resource_metrics.into_iter().flat_map(|resource| resource.scope_metrics);
-            metrics.extend(scopes.flat_map(|scope| scope.metrics).map(|metric| metric.name));
-        }
-    }
+    let (spans, metrics) = sent(&mut received);
     for name in ["http.server.request.duration", "carrel.call.duration"] {
         assert!(metrics.iter().any(|metric| metric == name), "{name}: {metrics:?}");
     }

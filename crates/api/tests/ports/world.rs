@@ -16,7 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// Nothing here takes this long on a machine that works; it only turns a hang into a failure.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -43,6 +43,11 @@ impl World {
     }
 
     pub(crate) async fn with(telemetry: Option<Telemetry>) -> Self {
+        Self::made(|options| options.telemetry = telemetry).await
+    }
+
+    /// With other options than the usual ones.
+    pub(crate) async fn made(change: impl FnOnce(&mut Options)) -> Self {
         let state = tempfile::tempdir().unwrap();
         let settings = Settings {
             state: state.path().into(),
@@ -51,13 +56,14 @@ impl World {
         let engine = Engine::open(settings).unwrap();
         // Should a test be killed, its sandboxes end by themselves.
         let wish = Wish { idle_timeout_s: 120, max_lifetime_s: 900, ..Wish::default() };
-        let options = Options {
+        let mut options = Options {
             guards: Guards::default(),
             defaults: Defaults { wish, timeout: Duration::from_secs(60) },
             audit: None,
             public_url: Some("https://carrel.example/".to_owned()),
-            telemetry,
+            telemetry: None,
         };
+        change(&mut options);
         let daemon = Daemon::new(engine.clone(), options);
         let socket = state.path().join("carrel.sock");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -87,6 +93,15 @@ impl World {
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
         in_time("an answer", sender.send_request(request)).await.unwrap()
+    }
+
+    /// One request through the TCP door, and its answer.
+    pub(crate) async fn over_tcp(&self, request: Request<Body>) -> Reply {
+        let stream = TcpStream::connect(self.tcp).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Reply::of(in_time("an answer", sender.send_request(request)).await.unwrap()).await
     }
 
     pub(crate) async fn ask(

@@ -59,7 +59,7 @@ pub(crate) enum Token {
     Create(TokenCreate),
     /// List tokens.
     List,
-    /// Make a token worthless, at once and for good.
+    /// Make a token worthless for good; a running daemon ends what it has open within two seconds.
     Revoke {
         /// As `token list` prints it: tok_…
         id: TokenId,

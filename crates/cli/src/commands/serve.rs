@@ -10,7 +10,7 @@ mod notify;
 mod socket;
 mod tls;
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use carrel_api::{
     rest::{Daemon, Defaults, Guards, Options},
@@ -28,6 +28,7 @@ use tokio::{
     task::JoinHandle,
 };
 
+use self::tls::Tls;
 use crate::{
     args::Cli, args::Serve, commands::log, config::Config, config::Settings, config::Surroundings,
     output::Output,
@@ -46,12 +47,15 @@ pub(crate) async fn run(
     log(output.verbose);
     // Before anything takes time: a signal that comes meanwhile is not the end of a half-opened daemon.
     let mut signals = Signals::listen()?;
-    let guards = guards(args, &settings)?;
-    let tls = tls::acceptor(settings.serve.tls_cert.as_deref(), settings.serve.tls_key.as_deref())?;
+    loopback_only(args, settings.serve.listen.iter().copied())?;
+    let tls = Tls::open(settings.serve.tls_cert.as_deref(), settings.serve.tls_key.as_deref())?;
     raise_descriptors();
     // Before the doors: whoever is not to serve this directory takes nobody's socket.
     let claim = claim::Claim::take(&settings.state)?;
-    let doors = doors::open(&settings, tls, output).await?;
+    let doors = doors::open(&settings, tls.as_ref().map(Tls::acceptor), output).await?;
+    // Also those that systemd handed over.
+    loopback_only(args, doors.addresses()?.into_iter())?;
+    let guards = guards(args, &settings);
     let engine = open_engine(&settings).await?;
     let daemon = Daemon::new(engine.clone(), options(&settings, guards)?);
     let sweeping = tokio::spawn(sweep(engine.clone()));
@@ -66,7 +70,7 @@ pub(crate) async fn run(
         tokio::select! {
             ended = &mut serving => break ended.map_err(Problem::internal)?,
             told = signals.next() => match told {
-                Told::Reload => reload(cli, around, &engine, &daemon),
+                Told::Reload => reload(cli, around, &engine, &daemon, tls.as_ref()),
                 Told::Stop => break finish(&daemon, serving, signals).await?,
             },
         }
@@ -102,17 +106,24 @@ async fn finish(
     }
 }
 
-fn guards(args: &Serve, settings: &Settings) -> Result<Guards, Problem> {
-    let outside = settings.serve.listen.iter().find(|address| !address.ip().is_loopback());
-    if let (true, Some(address)) = (args.insecure_no_auth, outside) {
-        let word = format!("--insecure-no-auth is for the loopback, and {address} is not");
-        return Err(Problem::new(Code::InvalidArgument, word).hint("use tokens, or listen on 127.0.0.1"));
+/// Whoever asks for no token is to be reached from this host alone.
+fn loopback_only(args: &Serve, mut addresses: impl Iterator<Item = SocketAddr>) -> Result<(), Problem> {
+    let outside = addresses.find(|address| !address.ip().to_canonical().is_loopback());
+    match (args.insecure_no_auth, outside) {
+        (true, Some(address)) => {
+            let word = format!("--insecure-no-auth is for the loopback, and {address} is not");
+            Err(Problem::new(Code::InvalidArgument, word).hint("use tokens, or listen on 127.0.0.1"))
+        }
+        _ => Ok(()),
     }
-    Ok(Guards {
+}
+
+fn guards(args: &Serve, settings: &Settings) -> Guards {
+    Guards {
         no_auth: args.insecure_no_auth,
         hosts: settings.serve.allow_hosts.clone(),
         origins: settings.serve.allow_origins.clone(),
-    })
+    }
 }
 
 async fn open_engine(settings: &Settings) -> Result<Engine, Problem> {
@@ -142,7 +153,7 @@ fn defaults(settings: &Settings) -> Defaults {
 }
 
 /// Reads the configuration again. One with a mistake changes nothing.
-fn reload(cli: &Cli, around: &Surroundings, engine: &Engine, daemon: &Daemon) {
+fn reload(cli: &Cli, around: &Surroundings, engine: &Engine, daemon: &Daemon, tls: Option<&Tls>) {
     notify::reloading();
     let settings =
         Config::load(around, cli.global.config.as_deref(), &cli.flags()).and_then(|config| config.settings());
@@ -153,6 +164,11 @@ fn reload(cli: &Cli, around: &Surroundings, engine: &Engine, daemon: &Daemon) {
             tracing::info!("the configuration was read again");
         }
         Err(problem) => tracing::error!("the configuration stays as it was: {problem}"),
+    }
+    match tls.map(Tls::read_again) {
+        Some(Ok(())) => tracing::info!("the certificates were read again"),
+        Some(Err(problem)) => tracing::error!("the certificates stay as they were: {problem}"),
+        None => {}
     }
     notify::ready();
 }

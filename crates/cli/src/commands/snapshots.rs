@@ -26,7 +26,8 @@ use crate::{
 
 pub(crate) async fn take(args: &SnapshotArgs, context: &Context<'_>) -> Result<ExitCode, Problem> {
     let record = context.known(&args.name).await?;
-    let wish = SnapshotWish { tags: args.tags.clone(), files_only: args.files_only, caller: None };
+    let wish =
+        SnapshotWish { tags: args.tags.clone(), files_only: args.files_only, ..SnapshotWish::default() };
     let progress = Progress::start(context.output, "saving the sandbox");
     let snapshot = context.desk.snapshot(&record, &wish).await?;
     drop(progress);

@@ -163,16 +163,86 @@ fn tls_with_a_certificate_of_ones_own() {
     let mut daemon = Daemon::start(&place, &args);
     assert!(daemon.hear("listening on http").contains("https://"));
     let address = daemon.tcp();
+    assert_eq!(trusting(&address, &made.cert), Some(200));
+    daemon.stop();
+}
+
+/// A client that trusts this certificate and no other; `None` if the daemon shows another one.
+fn trusting(address: &str, certificate: &rcgen::Certificate) -> Option<u16> {
     let mut roots = RootCertStore::empty();
-    roots.add(made.cert.der().clone()).unwrap();
+    roots.add(certificate.der().clone()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
-    let stream = StreamOwned::new(connection, TcpStream::connect(&address).unwrap());
-    assert_eq!(ask(stream, "GET /v1/sandboxes", "", "").status, 200);
+    let mut connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    while connection.is_handshaking() {
+        connection.complete_io(&mut stream).ok()?;
+    }
+    Some(ask(StreamOwned::new(connection, stream), "GET /v1/sandboxes", "", "").status)
+}
+
+#[test]
+fn a_hangup_reads_certificates_again_and_broken_ones_change_nothing() {
+    let place = Place::new();
+    let write = || {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(place.work().join("cert.pem"), made.cert.pem()).unwrap();
+        std::fs::write(place.work().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+        made.cert
+    };
+    let first = write();
+    let args =
+        ["--listen", "127.0.0.1:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem", "--insecure-no-auth"];
+    let mut daemon = Daemon::start(&place, &args);
+    let address = daemon.tcp();
+    assert_eq!(trusting(&address, &first), Some(200));
+    let second = write();
+    daemon.signal(Signal::HUP);
+    daemon.hear("the certificates were read again");
+    assert_eq!(trusting(&address, &first), None);
+    assert_eq!(trusting(&address, &second), Some(200));
+    // Half of a renewal: the key of another certificate.
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(place.work().join("cert.pem"), other.cert.pem()).unwrap();
+    daemon.signal(Signal::HUP);
+    daemon.hear("the certificates stay as they were");
+    assert_eq!(trusting(&address, &second), Some(200));
+    daemon.stop();
+}
+
+/// `carrel serve` with this as the third descriptor, as systemd starts it.
+fn handed_over(place: &Place, listener: OwnedFd, more: &str) -> Command {
+    let carrel = place.command(&[]);
+    let mut command = Command::new("sh");
+    // A pid that is the daemon's own.
+    let script =
+        format!("exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve -v {more}");
+    command.arg("-c").arg(script).arg(carrel.get_program()).current_dir(place.work());
+    for (name, value) in carrel.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.stdin(Stdio::from(listener)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn no_token_is_for_the_loopback_also_on_systemds_sockets() {
+    let place = Place::new();
+    let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let ended = handed_over(&place, listener.into(), "--insecure-no-auth").output().unwrap();
+    let ended = Ended::of(ended);
+    assert_eq!(ended.code, 125, "{}", ended.err);
+    assert!(ended.err.contains("is for the loopback, and 0.0.0.0:"), "{}", ended.err);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut daemon = Daemon::spawn(handed_over(&place, listener.into(), "--insecure-no-auth"));
+    let address = daemon.tcp();
+    assert_eq!(ask(TcpStream::connect(&address).unwrap(), "GET /v1/sandboxes", "", "").status, 200);
     daemon.stop();
 }
 
@@ -183,22 +253,8 @@ fn systemd_hands_its_socket_over_and_is_told_of_every_step() {
     let listener = UnixListener::bind(place.socket()).unwrap();
     let told = UnixDatagram::bind(place.path().join("notify")).unwrap();
     told.set_read_timeout(Some(PATIENCE)).unwrap();
-    let carrel = place.command(&[]);
-    let mut command = Command::new("sh");
-    // The third descriptor, and a pid that is the daemon's own.
-    let script = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve -v";
-    command.arg("-c").arg(script).arg(carrel.get_program()).current_dir(place.work());
-    for (name, value) in carrel.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-        .env("NOTIFY_SOCKET", place.path().join("notify"))
-        .stdin(Stdio::from(OwnedFd::from(listener.try_clone().unwrap())))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let mut command = handed_over(&place, OwnedFd::from(listener.try_clone().unwrap()), "");
+    command.env("NOTIFY_SOCKET", place.path().join("notify"));
     let daemon = Daemon::spawn(command);
     let hear = |word: &str| {
         let mut buffer = [0; 256];

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Registry, Spec, failed, json, list::Cursor, signed};
 use crate::{
+    quota::{self, Quota},
     registry::MAX_PAGE,
     tenant::{Labels, Tenant},
 };
@@ -87,9 +88,17 @@ fn snapshot(row: &Row<'_>) -> rusqlite::Result<(u32, Snapshot)> {
 
 impl Registry {
     /// With `descent` it is what its sandbox comes from, from now on.
-    pub(crate) fn add_snapshot(&self, new: &Snapshot, descent: bool) -> Result<(), Problem> {
+    pub(crate) fn add_snapshot(
+        &self,
+        new: &Snapshot,
+        descent: bool,
+        quota: Option<&Quota>,
+    ) -> Result<(), Problem> {
         let (tags, content) = (json(&new.tags)?, json(&new.content)?);
         self.write(|transaction| {
+            if let Some(quota) = quota {
+                quota::check_snapshot(transaction, &new.tenant, quota, new.bytes)?;
+            }
             let insert =
                 "INSERT INTO snapshots (id, tenant, sandbox, key, parent, tags, made_ms, bytes, content)
                           VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
@@ -111,6 +120,11 @@ impl Registry {
             }
             Ok(())
         })
+    }
+
+    /// Whether anything at all still fits, before it is copied.
+    pub(crate) fn room_for_snapshot(&self, tenant: &Tenant, quota: &Quota) -> Result<(), Problem> {
+        self.write(|transaction| quota::check_snapshot(transaction, tenant, quota, 0))
     }
 
     pub(crate) fn set_origin(&self, id: &SandboxId, origin: &SnapshotId) -> Result<(), Problem> {

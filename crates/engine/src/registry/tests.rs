@@ -149,6 +149,8 @@ fn a_page_and_a_look_up_go_by_an_index() {
     };
     for sql in [
         "SELECT * FROM sandboxes WHERE tenant = 'a' AND key = 'b'",
+        // Whether it is another's or never was: one search, which finds nothing.
+        "SELECT * FROM sandboxes WHERE id = 'b' AND ('a' = '' OR tenant = 'a')",
         "SELECT * FROM sandboxes WHERE number > 5 AND tenant = 'a' AND state != 'ended' ORDER BY number LIMIT 5",
         "SELECT * FROM sandboxes WHERE number > 5 AND state != 'ended' ORDER BY number LIMIT 5",
         "SELECT * FROM sandboxes WHERE tenant = 'a' AND key >= 'x:' AND key < 'x;' AND state != 'ended'",

@@ -99,7 +99,7 @@ impl Engine {
             bytes: 0,
             content,
         };
-        let snapshot = self.keep_snapshot(store, snapshot, false)?;
+        let snapshot = self.keep_snapshot(store, snapshot, false, wish.quota.as_ref())?;
         let mut event = Event::new(Kind::SnapshotImported, &snapshot.tenant).caller(wish.caller.clone());
         event.bytes = Some(snapshot.bytes);
         self.note(event.detail(if snapshot.content.memory { "memory" } else { "files" }));

@@ -74,6 +74,24 @@ fn contradictions_are_named() {
 }
 
 #[test]
+fn an_artifact_has_the_languages_that_its_manifest_names() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir(place.path().join("rootfs")).unwrap();
+    let manifest =
+        "version = 1\ndefault = \"python\"\n[interpreters.python]\nprogram = \"/usr/bin/python3\"\n";
+    std::fs::write(place.path().join("manifest.toml"), manifest).unwrap();
+    let mut environments = Environments::default();
+    environments.add("own".into(), Source::Artifact(place.path().to_path_buf()));
+    let read = |text: &str| SandboxSpec::from_text(text, &environments);
+    assert_eq!(read("runtime: python\nimage: own").unwrap().environment.as_deref(), Some("own"));
+    let problem = read("runtime: node\nimage: own").unwrap_err();
+    assert_eq!(
+        problem.message,
+        "`runtime: node` and `image: own` contradict each other: that environment has python"
+    );
+}
+
+#[test]
 fn values_that_cannot_be_meant_are_refused() {
     for text in [
         "limits: {memory_mb: 0}",

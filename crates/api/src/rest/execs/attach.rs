@@ -33,9 +33,10 @@ use utoipa::IntoParams;
 use crate::rest::{
     Daemon,
     extract::{ExecPath, Query, parse},
-    guard::{Caller, Places},
+    guard::Caller,
     problem::{ProblemDocument, Problems, Refusal, bad},
     run::stream_name,
+    turnstile::Places,
 };
 
 use super::{Signal, Size};
@@ -75,9 +76,7 @@ pub(super) async fn attach(
     Extension(places): Extension<Places>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
-    if !query.read_only {
-        caller.may(Scope::Run)?;
-    }
+    caller.may(if query.read_only { Scope::Read } else { Scope::Run })?;
     let upgrade = upgrade.map_err(|error| {
         bad(format!("this address takes WebSockets only: {error}")).hint("…/stream has the same as events")
     })?;
@@ -88,7 +87,7 @@ pub(super) async fn attach(
     Ok(upgrade.on_upgrade(move |socket| {
         // The daemon waits for its goodbye.
         daemon.tasks.track_future(async move {
-            viewer.serve(socket, call).await;
+            viewer.serve(socket, call, &places).await;
             // A viewer counts as a request for as long as it looks.
             drop(places);
         })
@@ -150,7 +149,7 @@ enum Over {
 type Sender = SplitSink<WebSocket, Message>;
 
 impl Viewer {
-    async fn serve(self, socket: WebSocket, mut call: Call) {
+    async fn serve(self, socket: WebSocket, mut call: Call, places: &Places) {
         let (mut sender, mut receiver) = socket.split();
         let (complain, complaints) = mpsc::channel(COMPLAINTS);
         let (reader, control) = call.split();
@@ -160,6 +159,9 @@ impl Viewer {
             over = self.hear(&mut receiver, control, &complain) => over,
             () = self.daemon.stop.cancelled() => {
                 return close(sender, receiver, close_code::AWAY, "the daemon stops").await;
+            }
+            () = places.over() => {
+                return close(sender, receiver, close_code::POLICY, "the token is good no longer").await;
             }
         };
         match over {

@@ -8,11 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{
-    body::{Body, Bytes},
-    extract::State,
-    http::StatusCode,
-};
+use axum::{body::Body, extract::State, http::StatusCode};
 use carrel_engine::{Record, call::AgentLink, tokens::Scope};
 use carrel_proto::{
     files::Content,
@@ -21,15 +17,14 @@ use carrel_proto::{
     message::Request,
     problem::{Code, Problem},
 };
-use http_body_util::BodyExt;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::rest::{
     Daemon,
-    extract::{ExecPath, Query},
+    extract::{ExecPath, Query, piece},
     guard::Caller,
-    problem::{Problems, Refusal, bad},
+    problem::{Problems, Refusal},
 };
 
 /// A command that takes nothing for so long is not waited for any more.
@@ -65,10 +60,15 @@ pub(super) async fn stdin(
     if !query.close {
         writer.write(&[]).await?;
     }
-    while let Some(frame) = body.frame().await {
-        let bytes: Bytes = match frame {
-            Ok(frame) => frame.into_data().unwrap_or_default(),
-            Err(error) => return Err(bad(format!("the body broke off: {error}")).into()),
+    loop {
+        let bytes = match piece(&mut body).await {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => break,
+            Err(problem) => {
+                let word = format!("{}; {} bytes of this input were taken", problem.message, writer.taken);
+                let hint = "…/attach is for input that takes its time";
+                return Err(Problem { message: word, ..problem }.hint(hint).into());
+            }
         };
         writer.write(&bytes).await?;
     }

@@ -11,6 +11,7 @@ use axum::{
 use carrel_engine::{
     Record,
     call::{Call, Output},
+    tokens::Scope,
 };
 use carrel_proto::{
     files::Content,
@@ -32,6 +33,7 @@ use crate::rest::{
     problem::{Problems, Refusal, bad},
     run::{Following, Heard, stream_name},
     sse::{self, ServerSentEvent},
+    turnstile::{Room, Taken},
 };
 
 /// Bytes of one page.
@@ -95,14 +97,17 @@ pub(super) async fn output(
     caller: Caller,
     ExecPath(id, exec): ExecPath,
     Query(query): Query<OutputQuery>,
-) -> Result<axum::Json<OutputPage>, Refusal> {
+) -> Result<Response, Refusal> {
+    caller.may(Scope::Read)?;
     let most = match query.max.unwrap_or(DEFAULT_PAGE) {
         most @ 1..=MOST_PAGE => most,
         _ => return Err(bad(format!("max is between 1 and {MOST_PAGE}")).into()),
     };
     let wait = super::seconds("wait_seconds", query.wait_seconds.unwrap_or(0.0), LONGEST_WAIT)?;
     let record = daemon.living(&caller, &id).await?.record;
-    let mut page = read(&daemon, &record, &exec, query.since, most).await?;
+    let mut taken = Taken::default();
+    let mut room = (&caller.room, &mut taken);
+    let mut page = read(&daemon, &record, &exec, query.since, most, &mut room).await?;
     if page.chunks.is_empty() && page.running && !wait.is_zero() {
         let mut following = daemon.engine.attach(&record, &exec, query.since, true).await?;
         let came = tokio::select! {
@@ -112,10 +117,13 @@ pub(super) async fn output(
         };
         drop(following);
         if came {
-            page = read(&daemon, &record, &exec, query.since, most).await?;
+            page = read(&daemon, &record, &exec, query.since, most, &mut room).await?;
         }
     }
-    Ok(axum::Json(page))
+    let mut response = axum::Json(page).into_response();
+    // As long as the page is there.
+    response.extensions_mut().insert(Arc::new(taken));
+    Ok(response)
 }
 
 /// What is there now.
@@ -125,6 +133,7 @@ async fn read(
     exec: &ExecId,
     since: u64,
     most: u64,
+    (room, taken): &mut (&Room, &mut Taken),
 ) -> Result<OutputPage, Problem> {
     let mut call = daemon.engine.attach(record, exec, since, false).await?;
     let mut page = OutputPage { chunks: Vec::new(), next: since, running: true, outcome: None };
@@ -156,7 +165,10 @@ async fn read(
                 return Ok(page);
             }
         };
-        if size > left && !page.chunks.is_empty() {
+        let no_room = room.take(usize::try_from(size).unwrap_or(usize::MAX), taken);
+        if page.chunks.is_empty() {
+            no_room?;
+        } else if size > left || no_room.is_err() {
             drop(call);
             page.running = daemon.engine.wait(record, exec, Duration::ZERO).await?.is_none();
             return Ok(page);
@@ -188,6 +200,7 @@ pub(super) async fn stream(
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
+    caller.may(Scope::Read)?;
     let last = headers.get(LAST_EVENT_ID).filter(|value| !value.is_empty());
     let after = last.map(|value| after(value, &id, &exec)).transpose()?;
     let since = after.or(query.since).unwrap_or(0);
@@ -204,6 +217,7 @@ pub(super) async fn stream(
         note: None,
         daemon: Arc::clone(&daemon),
         caller: caller.name().to_owned(),
+        room: caller.room.clone(),
     };
     Ok(sse::stream(daemon.stop.clone(), move |events| async move {
         // Who comes back has heard the beginning.
@@ -270,6 +284,7 @@ pub(super) async fn raw(
     ExecPath(id, exec): ExecPath,
     Query(query): Query<RawQuery>,
 ) -> Result<Response, Refusal> {
+    caller.may(Scope::Read)?;
     let (record, _) = daemon.exec(&caller, &id, &exec).await?;
     let call = daemon.engine.attach(&record, &exec, query.since, query.follow).await?;
     let (sender, receiver) = mpsc::channel(AHEAD);

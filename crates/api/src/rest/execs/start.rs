@@ -160,6 +160,7 @@ pub(super) async fn start(
                     note: found.note.map(|note| note.text(id.as_str())),
                     daemon: Arc::clone(&running),
                     caller: who.name().to_owned(),
+                    room: who.room.clone(),
                 },
             };
             // The command goes on when its client hangs up, and its end is still noted: so not in the request's own task.

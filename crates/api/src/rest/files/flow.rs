@@ -2,20 +2,17 @@
 
 use std::{
     io::{self, Read, Write},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::body::{Body, Bytes};
 use carrel_files::Scratch;
 use carrel_proto::problem::{Code, Problem};
-use http_body_util::BodyExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{
-    super::problem::{Refusal, bad},
-    blocking,
-};
+use super::{super::problem::Refusal, blocking};
+pub(super) use crate::rest::extract::piece as next;
 
 /// Bytes that go to or from a file at once: large beside the cost of a thread's turn, small beside memory.
 pub(super) const PIECE: usize = 256 << 10;
@@ -24,31 +21,6 @@ const AHEAD: usize = 2;
 /// Pieces of an archive, which are small.
 const ARCHIVE_PIECE: usize = 64 << 10;
 const ARCHIVE_AHEAD: usize = 4;
-/// A client that sends nothing of its body for this long is gone.
-const SILENCE: Duration = Duration::from_secs(60);
-
-/// The next bytes of a body; `None` at its end.
-pub(super) async fn next(body: &mut Body) -> Result<Option<Bytes>, Refusal> {
-    loop {
-        let frame = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
-            let word = format!("nothing of the body came for {} seconds", SILENCE.as_secs());
-            Problem::new(Code::Timeout, word).hint("nothing was changed: send it again")
-        })?;
-        match frame {
-            None => return Ok(None),
-            Some(Err(error)) => return Err(bad(format!("the body broke off: {error}")).into()),
-            Some(Ok(frame)) => {
-                // Trailers say nothing to us.
-                if let Ok(bytes) = frame.into_data()
-                    && !bytes.is_empty()
-                {
-                    return Ok(Some(bytes));
-                }
-            }
-        }
-    }
-}
-
 /// A body as a whole in a file without a name, and its length. Holds no thread while its client takes its time.
 pub(super) async fn spool(
     mut body: Body,
@@ -118,11 +90,14 @@ pub(super) fn file(mut file: std::fs::File, length: u64) -> Body {
 pub(in crate::rest) struct Outlet {
     sender: mpsc::Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,
+    until: Instant,
 }
 
-pub(in crate::rest) fn outlet() -> (Outlet, Body) {
+/// For so long at most: the thread waits for the client.
+pub(in crate::rest) fn outlet(longest: Duration) -> (Outlet, Body) {
     let (sender, receiver) = mpsc::channel(ARCHIVE_AHEAD);
-    let outlet = Outlet { sender, buffer: Vec::with_capacity(ARCHIVE_PIECE) };
+    let outlet =
+        Outlet { sender, buffer: Vec::with_capacity(ARCHIVE_PIECE), until: Instant::now() + longest };
     (outlet, Body::from_stream(ReceiverStream::new(receiver)))
 }
 
@@ -147,6 +122,9 @@ impl Write for Outlet {
     fn flush(&mut self) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
+        }
+        if Instant::now() > self.until {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long to be taken"));
         }
         let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(ARCHIVE_PIECE));
         self.sender.blocking_send(Ok(full.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
@@ -201,5 +179,17 @@ impl Read for Inlet {
         let taken = buffer.len().min(self.current.len());
         buffer[..taken].copy_from_slice(&self.current.split_to(taken));
         Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_that_nobody_takes_in_time_breaks_off() {
+        let (mut outlet, _body) = outlet(Duration::ZERO);
+        let error = outlet.write_all(&vec![0; ARCHIVE_PIECE]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -1,7 +1,7 @@
 //! Whole trees as archives. A tar is packed and unpacked as it flows; a zip that comes in is kept whole first, in a file without a
 //! name on the sandbox's own disk, because its list of contents is at its end.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -16,7 +16,6 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, SemaphorePermit};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -26,6 +25,7 @@ use super::{
         extract::{Query, SandboxPath},
         guard::Caller,
         problem::{Problems, Refusal},
+        shares::{Share, Shares},
     },
     Desk,
     content::Raw,
@@ -38,17 +38,17 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
 
 /// Archives under way in all: each holds a thread for as long as its client takes.
 const MOST_TREES: usize = 32;
-static TREES: Semaphore = Semaphore::const_new(MOST_TREES);
+/// Of one token: so that no single one can take all threads.
+const MOST_TREES_OF_ONE: usize = 8;
+/// For one archive, from its first byte to its last: a client that takes or sends a little now and then holds a thread, too.
+pub(in crate::rest) const LONGEST: Duration = Duration::from_secs(3600);
 /// Contents of an archive beside the disk that they go to: holes count here and take nothing there.
 const SPARSE: u64 = 4;
 /// What may follow an archive's end in its body: tar fills up the last block, and some writers more.
 const MOST_BEHIND: usize = 1 << 20;
 
-fn place() -> Result<SemaphorePermit<'static>, Problem> {
-    TREES.try_acquire().map_err(|_| {
-        Problem::new(Code::TooMany, format!("{MOST_TREES} archives are under way"))
-            .hint("try again in a moment")
-    })
+pub(crate) fn trees() -> Arc<Shares> {
+    Shares::new("archives", MOST_TREES, MOST_TREES_OF_ONE)
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
@@ -84,7 +84,7 @@ async fn download(
 ) -> Result<Response, Refusal> {
     let path = path_of(&uri)?;
     let desk = Desk::open(&daemon, &caller, &id, Scope::Read).await?;
-    let place = place()?;
+    let place = daemon.trees.take(&caller.tenant)?;
     let looked = path.clone();
     // What can be refused is refused before the answer begins.
     desk.work(move |root| match root.stat(&looked, true)?.kind {
@@ -93,7 +93,7 @@ async fn download(
     })
     .await?;
     let format = query.format.unwrap_or_default();
-    let (mut outlet, body) = flow::outlet();
+    let (mut outlet, body) = flow::outlet(LONGEST);
     tokio::task::spawn_blocking(move || {
         let _place = place;
         let limits = TreeLimits::default();
@@ -169,11 +169,18 @@ async fn upload(
     let disk = desk.record.spec.limits.disk.0;
     let limits = TreeLimits { bytes: disk.saturating_mul(SPARSE), ..TreeLimits::default() };
     let report = match query.format.unwrap_or_default() {
-        Format::Tar => untar(Arc::clone(&desk.root), path, body, limits).await?,
+        Format::Tar => {
+            let place = daemon.trees.take(&caller.tenant)?;
+            let unpacking = untar(Arc::clone(&desk.root), path, body, limits, place);
+            tokio::time::timeout(LONGEST, unpacking).await.map_err(|_| {
+                let word = format!("the archive took more than {} seconds", LONGEST.as_secs());
+                Problem::new(Code::Timeout, word).hint("what came before stays: send the rest, in parts")
+            })??
+        }
         Format::Zip => {
             let scratch = desk.work(Root::scratch).await?;
             let (mut scratch, _) = flow::spool(body, scratch, disk).await?;
-            let _place = place()?;
+            let _place = daemon.trees.take(&caller.tenant)?;
             desk.work(move |root| read_zip(root, &path, scratch.file(), &limits, OutsideLinks::LeaveOut))
                 .await?
         }
@@ -187,8 +194,8 @@ async fn untar(
     path: GuestPath,
     body: Body,
     limits: TreeLimits,
+    place: Share,
 ) -> Result<TreeReport, Refusal> {
-    let place = place()?;
     let (done, body) = flow::feed(body, move |inlet| {
         let _place = place;
         read_tar(&root, &path, inlet, &limits, OutsideLinks::LeaveOut)

@@ -28,6 +28,7 @@ use super::{
         extract::{Query, SandboxPath},
         guard::Caller,
         problem::{Problems, Refusal},
+        shares::Shares,
         sse::{self, Events, Gone, ServerSentEvent},
     },
     Desk, path_of,
@@ -36,6 +37,14 @@ use eye::{Eye, Seen};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(watch))
+}
+
+/// Watches under way in all: each is an inotify instance, of which a user has 128 on most hosts, and others need some too.
+const MOST_WATCHES: usize = 96;
+const MOST_WATCHES_OF_ONE: usize = 24;
+
+pub(crate) fn watches() -> Arc<Shares> {
+    Shares::new("watches", MOST_WATCHES, MOST_WATCHES_OF_ONE)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -87,6 +96,7 @@ async fn watch(
     let path = path_of(&uri)?;
     let desk = Desk::open(&daemon, &caller, &id, Scope::Read).await?;
     let watched = Watched { daemon: Arc::clone(&daemon), record: desk.record.clone(), path };
+    let share = daemon.watches.take(&caller.tenant)?;
     let eye = Eye::open(watched, query.recursive.unwrap_or(true)).await?;
     desk.note(Happened::FileList, None);
     // It holds a descriptor of the workspace.
@@ -94,6 +104,7 @@ async fn watch(
     Ok(sse::stream(daemon.stop.clone(), move |events| async move {
         // The client that is gone is told nothing more.
         let _ = tell(eye, events).await;
+        drop(share);
     }))
 }
 

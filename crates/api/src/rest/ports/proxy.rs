@@ -31,7 +31,7 @@ use hyper_util::rt::TokioIo;
 use tokio::task::JoinHandle;
 
 use super::{
-    super::{Daemon, problem::Refusal, server::Door},
+    super::{Daemon, problem::Refusal, server::Door, turnstile},
     places::Place,
 };
 
@@ -90,8 +90,9 @@ pub(super) struct Onward {
 
 impl Onward {
     pub(super) async fn pass(self, mut request: Request) -> Result<Response, Refusal> {
-        let place = self.daemon.ways.places.take(&self.record.id)?;
+        let place = self.daemon.ways.places.take(&self.record.tenant, &self.record.id)?;
         let client = wants_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
+        let stay = request.extensions().get::<turnstile::Places>().cloned().unwrap_or_default();
         let (request, moved) = self.prepare(request)?;
         let stream =
             tokio::time::timeout(CONNECT, self.daemon.engine.dial(&self.record, self.port)).await.map_err(
@@ -110,7 +111,7 @@ impl Onward {
         let carried = Carried { _tasks: [connection, self.keep_awake()], _place: place };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return match client {
-                Some(client) => Ok(self.tunnel(client, response, carried)),
+                Some(client) => Ok(self.tunnel(client, response, carried, stay)),
                 None => Err(self.broken(&"it switches to a protocol that nobody asked for").into()),
             };
         }
@@ -234,8 +235,14 @@ impl Onward {
         }
     }
 
-    /// From here on bytes go both ways, until one side ends or the daemon does.
-    fn tunnel(self, client: OnUpgrade, response: hyper::Response<Incoming>, carried: Carried) -> Response {
+    /// From here on bytes go both ways, until one side ends, the daemon or the caller's token does.
+    fn tunnel(
+        self,
+        client: OnUpgrade,
+        response: hyper::Response<Incoming>,
+        carried: Carried,
+        stay: turnstile::Places,
+    ) -> Response {
         let mut answer = StatusCode::SWITCHING_PROTOCOLS.into_response();
         *answer.headers_mut() = response.headers().clone();
         let upgrade = answer.headers().get(header::UPGRADE).cloned();
@@ -255,9 +262,10 @@ impl Onward {
             };
             tokio::select! {
                 () = stop.cancelled() => {}
+                () = stay.over() => {}
                 _ = tunnel => {}
             }
-            drop(carried);
+            drop((carried, stay));
         });
         answer
     }

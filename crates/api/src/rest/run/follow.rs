@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use axum::response::{IntoResponse, Response};
 use carrel_engine::{
-    Record,
+    Record, State,
     call::{Call, Output},
 };
 use carrel_proto::{
@@ -27,11 +27,15 @@ use crate::{
         execs::feed,
         problem::{ProblemDocument, Refusal},
         sse::{Events, Gone},
+        turnstile::{Room, Taken},
     },
 };
 
 /// Shown values in one reply: a few of the largest pictures. Code may show them without end, and a reply is held in memory.
 const MOST_SHOWN: usize = 64 << 20;
+
+/// Room for output is asked for in steps.
+const ROOM_STEP: usize = 64 << 10;
 
 /// A run or, without a language, an exec that is followed for a client.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub(crate) struct Following {
     pub(crate) note: Option<String>,
     pub(crate) daemon: Arc<Daemon>,
     pub(crate) caller: String,
+    /// For a reply that is gathered.
+    pub(crate) room: Room,
 }
 
 /// What a stream has learned of its call so far.
@@ -87,21 +93,39 @@ impl Following {
     /// Gathers the whole call for one reply, gives it its `input`, and cancels it when the client is `gone`.
     pub(crate) async fn gather(
         &self,
+        call: Call,
+        input: Option<Vec<u8>>,
+        most: u64,
+        gone: Option<CancellationToken>,
+    ) -> Result<Response, Refusal> {
+        let mut begun = None;
+        let gathered = self.gather_all(call, input, most, gone, &mut begun).await;
+        if let (Err(refusal), Some(exec)) = (&gathered, begun) {
+            self.lost(&exec, refusal.problem());
+        }
+        gathered
+    }
+
+    async fn gather_all(
+        &self,
         mut call: Call,
         input: Option<Vec<u8>>,
         most: u64,
         gone: Option<CancellationToken>,
+        begun: &mut Option<ExecId>,
     ) -> Result<Response, Refusal> {
         let mut transcript = Transcript::new(most);
         let Output::Started(exec) = call.next().await? else {
             return Err(Problem::new(Code::Protocol, "a call that does not begin with its name").into());
         };
         self.started(&exec);
+        *begun = Some(exec.clone());
         if let Some(bytes) = input {
             feed(&self.daemon, &self.record, &exec, bytes).await;
         }
         transcript.exec = Some(exec);
         let (mut shown, mut left_out, mut cancelled) = (0, 0, false);
+        let (mut room_for, mut taken) = (0, Taken::default());
         let outcome = loop {
             let (mut reader, control) = call.split();
             let cancel = async {
@@ -118,10 +142,25 @@ impl Following {
                     control.cancel().await?;
                 }
                 output = reader.next() => match output? {
-                    Output::Display { display, .. } if shown + weight(&display) > MOST_SHOWN => left_out += 1,
                     Output::Display { display, .. } => {
-                        shown += weight(&display);
-                        transcript.results.push(display);
+                        let more = weight(&display);
+                        if shown + more > MOST_SHOWN || self.room.take(more, &mut taken).is_err() {
+                            left_out += 1;
+                        } else {
+                            shown += more;
+                            transcript.results.push(display);
+                        }
+                    }
+                    Output::Bytes { stream, offset, bytes, .. } => {
+                        let needed = (transcript.held() + bytes.len()).saturating_sub(room_for);
+                        let step = if needed == 0 { 0 } else { needed.max(ROOM_STEP) };
+                        // The code runs and prints all the same: what there is no room for is counted, and kept by the sandbox.
+                        if self.room.take(step, &mut taken).is_ok() {
+                            room_for += step;
+                            transcript.bytes(stream, offset, bytes);
+                        } else {
+                            transcript.skip(stream, offset, bytes.len());
+                        }
                     }
                     other => if let Some(outcome) = transcript.add(other) {
                         break outcome;
@@ -140,7 +179,10 @@ impl Following {
         let reply = Reply::new(&self.record, &self.session, self.language, note.as_deref())
             .transcript(&transcript)
             .finished(&outcome);
-        Ok(axum::Json(reply).into_response())
+        let mut response = axum::Json(reply).into_response();
+        // As long as the reply is there.
+        response.extensions_mut().insert(Arc::new(taken));
+        Ok(response)
     }
 
     /// Tells a client what a call brings, until it ends; `Err(Gone)` when the client did not wait for that.
@@ -221,14 +263,31 @@ impl Following {
             match outcome {
                 Ok(Some(outcome)) => return self.finished(&outcome),
                 Ok(None) => {}
-                // The sandbox is gone, and the call with it: that has its own event.
-                Err(_) => return,
+                Err(problem) => return self.unheard(exec, &problem),
             }
         }
     }
 
     pub(crate) fn started(&self, exec: &ExecId) {
         self.daemon.note_started(&self.record, &self.session, self.language, exec, &self.caller);
+    }
+
+    /// Nobody says how the call ends: its sandbox sleeps, and the call with it, or is gone.
+    fn unheard(&self, exec: &ExecId, problem: &Problem) {
+        let record = self.daemon.engine.record(&self.record.id);
+        let state = record.ok().flatten().map(|record| record.state);
+        match (state, &self.daemon.options.telemetry) {
+            (Some(State::Standby | State::Hibernated), Some(telemetry)) => {
+                telemetry.forget(&self.record, exec)
+            }
+            (Some(State::Standby | State::Hibernated), None) => {}
+            _ => self.lost(exec, problem),
+        }
+    }
+
+    /// The sandbox is gone, and the call with it.
+    fn lost(&self, exec: &ExecId, problem: &Problem) {
+        self.daemon.note_lost(&self.record, &self.session, self.language, exec, &self.caller, problem.code);
     }
 
     fn finished(&self, outcome: &Outcome) {

@@ -9,9 +9,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use carrel_engine::{snapshots::ImportWish, tokens::Scope};
-use carrel_proto::problem::{Code, Problem};
+use carrel_proto::problem::Problem;
 use serde::Deserialize;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -19,7 +18,7 @@ use super::{
     super::{
         Daemon,
         extract::Query,
-        files::flow,
+        files::{flow, tree::LONGEST},
         guard::Caller,
         problem::{Problems, Refusal},
     },
@@ -28,17 +27,6 @@ use super::{
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::new().routes(routes!(export)).routes(routes!(import))
-}
-
-/// Files under way in all: each holds a thread for as long as its client takes.
-const MOST: usize = 8;
-static PLACES: Semaphore = Semaphore::const_new(MOST);
-
-fn place() -> Result<SemaphorePermit<'static>, Problem> {
-    PLACES.try_acquire().map_err(|_| {
-        Problem::new(Code::TooMany, format!("{MOST} snapshots are exported or imported already"))
-            .hint("try again in a moment")
-    })
 }
 
 /// A snapshot file.
@@ -54,10 +42,10 @@ struct SnapshotFile(#[expect(dead_code, reason = "describes a stream")] Vec<u8>)
 async fn export(State(daemon): State<Arc<Daemon>>, caller: Caller, path: Named) -> Result<Response, Refusal> {
     caller.may(Scope::Read)?;
     let snapshot = known(&daemon, &caller, path)?;
-    let place = place()?;
+    let place = daemon.trees.take(&caller.tenant)?;
     let engine = daemon.engine.clone();
     let name = format!("attachment; filename=\"{}.carrel\"", snapshot.id);
-    let (mut outlet, body) = flow::outlet();
+    let (mut outlet, body) = flow::outlet(LONGEST);
     tokio::task::spawn_blocking(move || {
         let _place = place;
         let done = engine.export_snapshot(&snapshot, &mut outlet);
@@ -99,7 +87,7 @@ async fn import(
     if trust_memory {
         caller.operator_only()?;
     }
-    let place = place()?;
+    let place = daemon.trees.take(&caller.tenant)?;
     let engine = daemon.engine.clone();
     let wish = ImportWish {
         tenant: caller.tenant.clone(),

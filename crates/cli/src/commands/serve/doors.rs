@@ -1,5 +1,7 @@
 //! Opens what the daemon listens on: sockets that systemd hands over, or its own.
 
+use std::net::SocketAddr;
+
 use carrel_api::rest::Listeners;
 use carrel_proto::problem::{Code, Problem};
 use listenfd::ListenFd;
@@ -14,6 +16,13 @@ pub(super) struct Doors {
     pub(super) listeners: Listeners,
     /// Removed at the end, unless it is systemd's.
     pub(super) socket: Option<Socket>,
+}
+
+impl Doors {
+    /// Of all TCP doors.
+    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, Problem> {
+        self.listeners.tcp.iter().map(|listener| listener.local_addr().map_err(Problem::internal)).collect()
+    }
 }
 
 /// Opens all doors and says where they are.
