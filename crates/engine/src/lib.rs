@@ -24,6 +24,7 @@ pub mod keys;
 mod lock;
 pub mod nearest;
 mod patience;
+pub mod pool;
 mod ports;
 pub mod quota;
 pub mod rate;
@@ -58,7 +59,7 @@ pub use crate::{
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
 };
-use crate::{events::Hub, lock::Locks, registry::Registry};
+use crate::{events::Hub, lock::Locks, pool::Pool, registry::Registry};
 pub use carrel_backend::IsolationLevel;
 
 /// Everything an engine needs to know of its surroundings.
@@ -87,6 +88,7 @@ pub struct Core {
     preset: Mutex<Option<(Instant, Environment)>>,
     locks: Locks,
     events: Arc<Hub>,
+    pool: Pool,
 }
 
 impl Deref for Engine {
@@ -123,6 +125,7 @@ impl Engine {
             preset: Mutex::default(),
             locks: Locks::default(),
             events: Arc::default(),
+            pool: Pool::default(),
         });
         Ok(Self { core, environments })
     }
