@@ -1,14 +1,16 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby]` prints the table and exits non-zero if a target
-//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and nothing else, for comparing two
-//! builds.
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|pool|density]` prints the table and exits non-zero if a target
+//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and so on, and nothing else, for comparing two
+//! builds. `density` is measured by itself alone: it makes `--count` sandboxes (1000) that stay.
 
 mod figures;
 mod http;
 mod mcp;
+mod density;
 mod memory;
+mod pool;
 mod sandbox;
 mod sleep;
 
@@ -54,9 +56,11 @@ async fn main() -> ExitCode {
         None => measure(rounds).await,
         Some(("standby", _)) => measure_wake(rounds).await,
         Some(("sleep", _)) => measure_sleep(rounds).await,
+        Some(("pool", _)) => pool::measure(rounds, short).await,
+        Some(("density", _)) => density::measure(number("--count")).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
         Some((_, None)) => {
-            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node, standby or sleep"))
+            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node, standby, sleep, pool or density"))
         }
     };
     match measured {
@@ -70,6 +74,11 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The number after a word of the command line.
+fn number(name: &str) -> Option<usize> {
+    std::env::args().skip_while(|argument| argument != name).nth(1)?.parse().ok()
 }
 
 /// Wall time of one command from start to end.
@@ -239,6 +248,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     }
     if has(Language::Python) {
         rows.extend(sleep::measure(&world, rounds).await?);
+        rows.extend(pool::measure(rounds, rounds == SHORT_ROUNDS).await?);
         rows.extend(measure_mcp(&world, rounds)?);
         rows.extend(measure_http(&world, rounds)?);
         world.close_all().await?;

@@ -30,6 +30,7 @@ pub mod quota;
 pub mod rate;
 pub mod registry;
 mod reshape;
+mod retire;
 pub mod sandboxes;
 mod scopes;
 mod sessions;
@@ -59,7 +60,7 @@ pub use crate::{
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
 };
-use crate::{events::Hub, lock::Locks, pool::Pool, registry::Registry};
+use crate::{events::Hub, lock::Locks, pool::Pool, registry::Registry, retire::Retiring};
 pub use carrel_backend::IsolationLevel;
 
 /// Everything an engine needs to know of its surroundings.
@@ -89,6 +90,7 @@ pub struct Core {
     locks: Locks,
     events: Arc<Hub>,
     pool: Pool,
+    retiring: Retiring,
 }
 
 impl Deref for Engine {
@@ -126,6 +128,7 @@ impl Engine {
             locks: Locks::default(),
             events: Arc::default(),
             pool: Pool::default(),
+            retiring: Retiring::default(),
         });
         Ok(Self { core, environments })
     }

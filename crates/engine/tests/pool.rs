@@ -194,7 +194,7 @@ const TRACES: [(Language, &str); 3] = [
 
 #[tokio::test]
 async fn a_claimed_box_shows_no_trace_of_having_stood_ready() {
-    let world = World::new(0, 4);
+    let world = World::new(0, 9);
     let installed = world.engine.host_interpreters();
     for (language, code) in TRACES {
         if installed.get(&language).is_none_or(|found| found.program.is_empty()) {

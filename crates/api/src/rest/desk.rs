@@ -180,7 +180,7 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
         }
         What::Close { id } => {
             if let Some(record) = engine.record(&id)? {
-                engine.close(&record, None).await?;
+                engine.retire(&record).await?;
             }
             Answer::Done
         }
