@@ -5,10 +5,10 @@
 //! is missed. `--only` measures the cold start of one language, or waking from `standby`, and so on, and nothing else, for comparing two
 //! builds. `density` is measured by itself alone: it makes `--count` sandboxes (1000) that stay.
 
+mod density;
 mod figures;
 mod http;
 mod mcp;
-mod density;
 mod memory;
 mod pool;
 mod sandbox;
@@ -59,9 +59,10 @@ async fn main() -> ExitCode {
         Some(("pool", _)) => pool::measure(rounds, short).await,
         Some(("density", _)) => density::measure(number("--count")).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
-        Some((_, None)) => {
-            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node, standby, sleep, pool or density"))
-        }
+        Some((_, None)) => Err(Problem::new(
+            Code::InvalidArgument,
+            "`--only` takes python, bash, node, standby, sleep, pool or density",
+        )),
     };
     match measured {
         Ok(rows) => {

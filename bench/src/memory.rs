@@ -87,7 +87,8 @@ fn part(pid: i32) -> Part {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()).unwrap_or(0) << 10
+        line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()).unwrap_or(0)
+            << 10
     };
     Part { proportional: field("Pss:"), private: field("Private_Clean:") + field("Private_Dirty:") }
 }

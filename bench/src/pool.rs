@@ -55,7 +55,12 @@ pub(crate) async fn measure(rounds: usize, short: bool) -> Result<Vec<Row>, Prob
         rows.push(Row::ratio(&name, samples, &floor, target));
     }
     rows.push(Row::ratio("close, with the clearing up left to itself", &close, &floor, Target::None));
-    rows.push(Row::per_second("python sandboxes made, called and closed", count, rate, Target::AtLeast(150.0)));
+    rows.push(Row::per_second(
+        "python sandboxes made, called and closed",
+        count,
+        rate,
+        Target::AtLeast(150.0),
+    ));
     rows.push(Row::ratio("warm python call, alone", &alone, &floor, Target::AtMost(0.25)));
     rows.push(Row::spread("  p99 to p50 beside 50 idle and 2 busy", &beside, Target::AtMost(5.0)));
     Ok(rows)
@@ -84,4 +89,3 @@ async fn neighbours(world: &World, calls: usize) -> Result<(Samples, Samples), P
     }
     Ok((alone, beside))
 }
-

@@ -44,7 +44,8 @@ impl Agent {
 
     /// Whoever finds the box by its name does so after its keeper has passed it on: that word is heard first.
     pub(crate) fn hear_keeper_first(&mut self, caller: u32) {
-        if let Some(keeper) = self.ready.as_ref().map(|ready| ready.keeper).filter(|keeper| *keeper != caller) {
+        if let Some(keeper) = self.ready.as_ref().map(|ready| ready.keeper).filter(|keeper| *keeper != caller)
+        {
             self.hear_caller(keeper);
         }
     }
@@ -53,7 +54,8 @@ impl Agent {
         if self.ready.is_some() || !self.execs.is_empty() {
             return Err(Problem::new(Code::Conflict, "this sandbox is in use"));
         }
-        let first = self.config.first.and_then(|language| self.interpreter_of(&SessionName::main(), language));
+        let first =
+            self.config.first.and_then(|language| self.interpreter_of(&SessionName::main(), language));
         let Some(id) = first else {
             self.ready = Some(Ready { keeper: caller, waiting: None });
             return Ok(Some(Event::Done));

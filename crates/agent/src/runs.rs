@@ -223,7 +223,9 @@ impl Agent {
             return self.next_call(id);
         }
         if interpreter.warming {
-            return if reply.done.is_some() { self.warmed(id) };
+            return if reply.done.is_some() {
+                self.warmed(id)
+            };
         }
         if let Some(spared) = reply.spare {
             return self.heard_spare(id, spared);

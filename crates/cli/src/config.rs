@@ -258,7 +258,9 @@ impl Config {
         let pool = PoolSize { floor: self.number(Key::PoolFloor), ceiling: self.number(Key::PoolCeiling) };
         if pool.floor > pool.ceiling {
             let word = format!("`pool.floor` is {}, more than `pool.ceiling`, {}", pool.floor, pool.ceiling);
-            return Err(Problem::new(Code::Config, word).hint("set the ceiling at least as high as the floor"));
+            return Err(
+                Problem::new(Code::Config, word).hint("set the ceiling at least as high as the floor")
+            );
         }
         let listen = self.list(Key::ServeListen).iter().filter_map(|address| address.parse().ok()).collect();
         Ok(Settings {
@@ -532,7 +534,9 @@ mod tests {
     fn a_pool_has_a_floor_below_its_ceiling() {
         let place = tempfile::tempdir().unwrap();
         let pool = |variables: &[(&str, &str)]| {
-            Config::load(&around(place.path(), variables), None, &[])?.settings().map(|settings| settings.pool)
+            Config::load(&around(place.path(), variables), None, &[])?
+                .settings()
+                .map(|settings| settings.pool)
         };
         assert_eq!(pool(&[]).unwrap(), PoolSize::default());
         assert_eq!(pool(&[("CARREL_POOL_FLOOR", "3")]).unwrap().floor, 3);

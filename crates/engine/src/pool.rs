@@ -241,7 +241,10 @@ impl Engine {
         first: Option<Language>,
         caller: Option<Arc<str>>,
     ) -> Result<Offer, Problem> {
-        let Some((kind, order)) = self.kind_of(&claim.spec, first) else { return Ok(Offer::Nothing) };
+        let Some((kind, order)) = self.kind_of(&claim.spec, first) else {
+            self.pool.cold.fetch_add(1, Ordering::Relaxed);
+            return Ok(Offer::Nothing);
+        };
         lock(&self.pool.shelves).want(&kind, &order, Instant::now());
         loop {
             let taken = lock(&self.pool.shelves).take(&kind);
@@ -306,11 +309,8 @@ impl Engine {
             (Err(problem), Some(true)) => Passed::Refused(problem),
             (Ok(None), Some(true)) => Passed::Refused(Problem::internal("a claim was made and is not there")),
         };
-        let back = if told.is_none() {
-            lock(&self.pool.shelves).put(kind, since, ready)
-        } else {
-            Some(ready)
-        };
+        let back =
+            if told.is_none() { lock(&self.pool.shelves).put(kind, since, ready) } else { Some(ready) };
         self.drop_later(back.into_iter().collect());
         passed
     }

@@ -10,9 +10,7 @@ use std::{
 };
 
 use carrel_engine::{
-    Engine, Environments, Quota, Record, Settings, Source, Tenant, Wish,
-    call::Output,
-    pool::PoolSize,
+    Engine, Environments, Quota, Record, Settings, Source, Tenant, Wish, call::Output, pool::PoolSize,
 };
 use carrel_proto::{
     guest::Language,
@@ -185,7 +183,10 @@ const TRACES: [(Language, &str); 3] = [
         "import sys, os\nprint(sorted(globals()), sorted(vars(__import__('builtins'))), sorted(os.environ), sorted(os.listdir('.')), \
          sys.gettrace(), sys.getrecursionlimit(), os.getcwd(), sorted(os.listdir('/tmp')))",
     ),
-    (Language::Bash, "echo \"$? $- $#\"; compgen -v | grep -v carrel | sort; shopt; alias; trap; ls -A . /tmp; pwd"),
+    (
+        Language::Bash,
+        "echo \"$? $- $#\"; compgen -v | grep -v carrel | sort; shopt; alias; trap; ls -A . /tmp; pwd",
+    ),
     (
         Language::Node,
         "console.log(Object.getOwnPropertyNames(globalThis).sort().join(), process.exitCode, typeof _, process.cwd())",
@@ -289,7 +290,8 @@ async fn a_box_that_died_on_its_shelf_is_not_handed_out() {
     let record = world.make("one").await;
     assert_ne!(record.id.as_str(), id);
     assert_eq!(python(&world.engine, &record, "print(6*7)").await, "42");
-    until("it is removed", || !world.directories().contains(&world.state.path().join("sandboxes").join(&id))).await;
+    until("it is removed", || !world.directories().contains(&world.state.path().join("sandboxes").join(&id)))
+        .await;
     world.end().await;
 }
 
@@ -356,8 +358,11 @@ async fn a_pool_that_is_made_smaller_or_turned_off_gives_its_boxes_up() {
 async fn what_a_keeper_leaves_ends_by_itself_and_is_swept() {
     let world = World::new(2, 2);
     world.ready(2).await;
-    let ids: Vec<String> =
-        world.directories().iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+    let ids: Vec<String> = world
+        .directories()
+        .iter()
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
     let World { engine, keeping, state } = world;
     let other = open(state.path());
     other.sweep().unwrap();
@@ -372,13 +377,68 @@ async fn what_a_keeper_leaves_ends_by_itself_and_is_swept() {
     assert_eq!(std::fs::read_dir(state.path().join("locks")).unwrap().count(), 0);
 }
 
+#[tokio::test]
+async fn a_retired_sandbox_is_gone_at_once_and_its_key_and_quota_are_free() {
+    let world = World::new(0, 0);
+    let quota = Quota { sandboxes: Some(1), ..Quota::default() };
+    let wish = Wish { quota: Some(quota), ..wish() };
+    let mut seen = BTreeSet::new();
+    for _ in 0..5 {
+        let found = in_time("making", world.engine.sandbox(&key("again"), &wish)).await.unwrap();
+        assert!(found.created && found.note.is_none(), "a new one, and nothing to tell of the old");
+        assert!(seen.insert(found.record.id.clone()));
+        assert_eq!(python(&world.engine, &found.record, "print(globals().get('x')); x = 1").await, "None");
+        world.engine.retire(&found.record).await.unwrap();
+        assert!(agents(found.record.id.as_str()).is_empty(), "its processes are dead");
+        assert!(world.engine.list().unwrap().is_empty());
+        let found = world.engine.existing(found.record.id.as_str(), None).await;
+        assert_eq!(found.unwrap_err().code, Code::SandboxNotFound);
+    }
+    in_time("clearing up", world.engine.finish_retiring()).await;
+    assert!(world.directories().is_empty());
+    let locks = std::fs::read_dir(world.state.path().join("locks")).unwrap().count();
+    assert_eq!(locks, 0);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn retiring_what_sleeps_is_gone_or_is_being_closed_by_another_is_no_error() {
+    let world = World::new(0, 0);
+    let record = world.make("one").await;
+    match world.engine.standby(&record).await {
+        Ok(_) => {}
+        Err(problem) => assert_eq!(problem.code, Code::Unsupported),
+    }
+    let (one, two, three) = tokio::join!(
+        world.engine.retire(&record),
+        world.engine.retire(&record),
+        world.engine.close(&record, None)
+    );
+    one.and(two).and(three).unwrap();
+    world.engine.retire(&record).await.unwrap();
+    in_time("clearing up", world.engine.finish_retiring()).await;
+    assert!(world.directories().is_empty() && agents(record.id.as_str()).is_empty());
+    world.end().await;
+}
+
+#[tokio::test]
+async fn what_a_killed_process_leaves_of_a_retired_sandbox_is_swept() {
+    let world = World::new(0, 0);
+    let record = world.make("one").await;
+    // As if it had been killed right after the row was gone: nobody has the lock, and everything lives.
+    let registry = rusqlite::Connection::open(world.state.path().join("registry.db")).unwrap();
+    registry.execute("DELETE FROM sandboxes WHERE id = ?1", [record.id.as_str()]).unwrap();
+    assert!(!agents(record.id.as_str()).is_empty());
+    open(world.state.path()).sweep().unwrap();
+    assert!(world.directories().is_empty() && agents(record.id.as_str()).is_empty());
+    world.end().await;
+}
+
 /// Processes that have a sandbox's name: its agent and what that has forked.
 fn agents(id: &str) -> Vec<i32> {
     let wanted = format!("CARREL_SANDBOX={id}\0");
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| {
-            std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all == wanted.as_bytes())
-        })
+        .filter(|pid| std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| all == wanted.as_bytes()))
         .collect()
 }

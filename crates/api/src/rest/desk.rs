@@ -15,6 +15,7 @@ use axum::{
 };
 use carrel_engine::{
     Engine, Environments, Found, Owner, Record, Snapshot, Tenant, Wish,
+    pool::PoolStatus,
     snapshots::{Diff, Forked, RestoreWish, SnapshotFilter, SnapshotWish},
 };
 use carrel_proto::{
@@ -27,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::{Daemon, extract::Json, guard::Caller, problem::Refusal, upgrade};
 
 /// Raised with every change of what is said here.
-const DESK: u32 = 3;
+const DESK: u32 = 4;
 
 pub const ABOUT: &str = "/v1/daemon";
 pub const DESK_PATH: &str = "/v1/daemon/desk";
@@ -112,6 +113,8 @@ pub enum What {
     Close { id: SandboxId },
     /// Answered with [`Answer::All`].
     List,
+    /// Answered with [`Answer::Pool`].
+    Pool,
     /// Answered with [`Answer::Snapshot`].
     Snapshot { id: SandboxId, wish: SnapshotWish },
     /// Answered with [`Answer::Snapshots`].
@@ -133,6 +136,7 @@ pub enum What {
 pub enum Answer {
     Found(Box<Found>),
     All(Vec<Record>),
+    Pool(PoolStatus),
     Snapshot(Box<Snapshot>),
     Snapshots(Vec<Snapshot>),
     Forked(Box<Forked>),
@@ -191,6 +195,7 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
             }
             Answer::All(engine.list()?)
         }
+        What::Pool => Answer::Pool(engine.pool()),
         what => return of_snapshots(&engine, what).await,
     })
 }

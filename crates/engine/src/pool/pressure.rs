@@ -60,7 +60,9 @@ mod tests {
 
     #[test]
     fn a_host_that_has_little_left_is_short() {
-        let host = |total: u64, available: u64| of_host(&format!("MemTotal: {total} kB\nMemAvailable: {available} kB\n"));
+        let host = |total: u64, available: u64| {
+            of_host(&format!("MemTotal: {total} kB\nMemAvailable: {available} kB\n"))
+        };
         assert_eq!(host(16 << 20, 8 << 20), None);
         assert!(host(16 << 20, 700 << 10).unwrap().contains("700 MB"));
         // A quarter of a small one is enough.

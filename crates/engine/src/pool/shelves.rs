@@ -117,7 +117,11 @@ impl<B> Shelves<B> {
 
     /// Whether there is anything that memory could be short for.
     pub(super) fn is_busy(&self) -> bool {
-        self.is_open() && self.all.iter().any(|shelf| !shelf.boxes.is_empty() || !shelf.wanted.is_empty() || shelf.floor > 0)
+        self.is_open()
+            && self
+                .all
+                .iter()
+                .any(|shelf| !shelf.boxes.is_empty() || !shelf.wanted.is_empty() || shelf.floor > 0)
     }
 
     pub(super) fn ready(&self) -> usize {
@@ -243,7 +247,8 @@ impl<B> Shelves<B> {
             }
         }
         // A kind that nobody asks for at the moment makes room for one that somebody does, or when the ceiling came down.
-        let total = |all: &[Shelf<B>]| all.iter().map(|shelf| shelf.boxes.len() + shelf.making).sum::<usize>();
+        let total =
+            |all: &[Shelf<B>]| all.iter().map(|shelf| shelf.boxes.len() + shelf.making).sum::<usize>();
         let lacking = self.all.iter().any(|shelf| shelf.lack(now, most) > 0 && !shelf.is_quiet(now));
         loop {
             let total = total(&self.all);
@@ -252,7 +257,8 @@ impl<B> Shelves<B> {
                 break;
             }
             let quiet = |shelf: &&mut Shelf<B>| {
-                !shelf.boxes.is_empty() && (too_many || (shelf.boxes.len() > shelf.floor && shelf.is_quiet(now)))
+                !shelf.boxes.is_empty()
+                    && (too_many || (shelf.boxes.len() > shelf.floor && shelf.is_quiet(now)))
             };
             let oldest = self.all.iter_mut().filter(quiet).min_by_key(|shelf| shelf.wanted.back().copied());
             let Some((_, one)) = oldest.and_then(|shelf| shelf.boxes.pop_front()) else { break };

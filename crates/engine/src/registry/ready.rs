@@ -19,7 +19,9 @@ impl Registry {
                 .and_then(|mut statement| statement.execute([]))
                 .map_err(failed)?;
             transaction
-                .prepare_cached("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'sandboxes' RETURNING seq")
+                .prepare_cached(
+                    "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'sandboxes' RETURNING seq",
+                )
                 .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
                 .map_err(failed)
         })
