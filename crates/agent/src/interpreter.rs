@@ -47,8 +47,8 @@ pub(crate) struct Interpreter {
     pub(crate) current: Option<u64>,
     /// Started ahead of any call, and none has come: nobody knows of it. See [`crate::ready`].
     pub(crate) unasked: bool,
-    /// At a call that is nobody's.
-    pub(crate) warming: bool,
+    /// At a call that is nobody's, by its number.
+    pub(crate) warming: Option<u64>,
     /// A question for the brief that it has not answered yet.
     pub(crate) asked: Option<u64>,
     /// Changes of the session's variables that go with its next request.
@@ -209,7 +209,7 @@ impl Interpreter {
             reseed: false,
             current: None,
             unasked: false,
-            warming: false,
+            warming: None,
             asked: None,
             untold: Changes::new(),
             requests,

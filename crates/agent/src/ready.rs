@@ -9,11 +9,12 @@ use std::time::{Instant, SystemTime};
 use carrel_proto::{
     guest::Language,
     id::SessionName,
-    message::{Event, MAX_UNDO},
+    message::{Event, MAX_UNDO, What},
     problem::{Code, Problem},
 };
 
 use crate::{
+    calls::Ending,
     drivers::{self, News, Undo},
     poll::Token,
     serve::Agent,
@@ -72,34 +73,49 @@ impl Agent {
     /// An interpreter is up. `false`: nobody waits for it to be warm.
     pub(crate) fn warm_up(&mut self, id: u32) -> bool {
         let waited_for = self.ready.as_ref().is_some_and(|ready| ready.waiting.is_some());
-        let Some(interpreter) = self.interpreters.get_mut(&id).filter(|one| waited_for && one.unasked) else {
+        let Some(language) =
+            self.interpreters.get(&id).filter(|one| waited_for && one.unasked).map(|one| one.language)
+        else {
             return false;
         };
-        let news = News { after_interrupt: false, reseed: false, warm: true };
-        let undo = Undo { calls: self.config.undo_calls.min(MAX_UNDO), memory: self.config.limits.memory.0 };
-        let code = warming_code(interpreter.language);
-        let run = &self.config.places.run;
-        // The number of no call.
-        match drivers::request(interpreter.language, run, id, 0, code, news, &Changes::new(), undo) {
-            Ok(request) => {
-                interpreter.warming = true;
-                interpreter.unsent.extend_from_slice(&request);
-                if !interpreter.flush() {
-                    let _ = self.poller.writable(&interpreter.requests, Token::Requests(id));
-                }
-            }
-            Err(error) => self.not_warm(Problem::internal(format!("warming up: {error}"))),
+        if let Err(problem) = self.begin_warming(id, language) {
+            self.not_warm(problem);
         }
         true
     }
 
-    /// The driver's answer to the call that warms it up.
-    pub(crate) fn warmed(&mut self, id: u32) {
-        // What it takes to begin a call and to end one.
-        let _ = self.meters.read();
+    /// All of what a call takes, here and in the driver, so that its pages are there for the first one.
+    fn begin_warming(&mut self, id: u32, language: Language) -> Result<(), Problem> {
+        let number = self.record(SessionName::main(), What::Run { language }, None)?;
+        let news = News { after_interrupt: false, reseed: false, warm: true };
+        let undo = Undo { calls: self.config.undo_calls.min(MAX_UNDO), memory: self.config.limits.memory.0 };
+        let (run, code) = (&self.config.places.run, warming_code(language));
+        let request = drivers::request(language, run, id, number, code, news, &Changes::new(), undo)
+            .map_err(|error| Problem::internal(format!("warming up: {error}")))?;
+        if let Some(exec) = self.execs.get_mut(&number) {
+            exec.process = Some(id);
+        }
+        self.begin(number);
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Ok(()) };
+        interpreter.warming = Some(number);
+        interpreter.unsent.extend_from_slice(&request);
+        if !interpreter.flush() {
+            let _ = self.poller.writable(&interpreter.requests, Token::Requests(id));
+        }
+        Ok(())
+    }
+
+    /// The driver's answer to the call that warms it up, of which nothing stays.
+    pub(crate) fn warmed(&mut self, id: u32, number: u64) {
         self.drain(id);
+        self.finish(number, Ending::Done { exit: 0, exception: None });
+        if let Some(exec) = self.execs.remove(&number) {
+            exec.output.discard();
+        }
+        self.unspooled.retain(|unspooled| *unspooled != number);
+        self.next_exec = number;
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        interpreter.warming = false;
+        interpreter.warming = None;
         for background in &mut interpreter.background {
             let _ = background.take();
         }

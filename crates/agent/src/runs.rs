@@ -145,7 +145,7 @@ impl Agent {
     pub(crate) fn next_call(&mut self, id: u32) {
         let undo = self.undo_of(id);
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        if !interpreter.ready || interpreter.current.is_some() || interpreter.warming {
+        if !interpreter.ready || interpreter.current.is_some() || interpreter.warming.is_some() {
             return;
         }
         let Some(number) = interpreter.queue.pop_front() else { return };
@@ -222,10 +222,11 @@ impl Agent {
             }
             return self.next_call(id);
         }
-        if interpreter.warming {
-            return if reply.done.is_some() {
-                self.warmed(id)
-            };
+        if let Some(number) = interpreter.warming {
+            if reply.done.is_some() {
+                self.warmed(id, number);
+            }
+            return;
         }
         if let Some(spared) = reply.spare {
             return self.heard_spare(id, spared);

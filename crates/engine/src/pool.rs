@@ -42,7 +42,7 @@ use carrel_proto::{
     problem::{Code, Problem},
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, RwLock};
 
 use self::shelves::{Kind, Order, Shelves};
 use crate::{
@@ -121,6 +121,8 @@ pub(crate) struct Pool {
     lines: Mutex<VecDeque<(Instant, SandboxId, AgentLink)>>,
     /// Something changed that whoever fills the shelves should know.
     changed: Notify,
+    /// Held by everyone who removes boxes.
+    clearing: Arc<RwLock<()>>,
     claimed: AtomicU64,
     cold: AtomicU64,
     made: AtomicU64,
@@ -247,7 +249,7 @@ impl Engine {
         };
         lock(&self.pool.shelves).want(&kind, &order, Instant::now());
         loop {
-            let taken = lock(&self.pool.shelves).take(&kind);
+            let taken = lock(&self.pool.shelves).take(&kind, Instant::now());
             let Some((since, ready)) = taken else {
                 self.pool.cold.fetch_add(1, Ordering::Relaxed);
                 self.pool.changed.notify_one();
@@ -315,10 +317,9 @@ impl Engine {
         passed
     }
 
-    /// Whether its agent lives and what it was made of is what a new one would be made of.
+    /// Whether what it was made of is what a new one would be made of. Whether its agent lives is seen when that is told.
     fn is_usable(&self, ready: &Ready) -> bool {
-        self.backend.is_alive(&ready.placed)
-            && self.environment(&ready.environment.name).is_ok_and(|now| now == ready.environment)
+        self.environment(&ready.environment.name).is_ok_and(|now| now == ready.environment)
             && ready.environment.stamp() == ready.stamp
     }
 
@@ -328,7 +329,12 @@ impl Engine {
             return;
         }
         let engine = self.clone();
-        let work = move || boxes.into_iter().for_each(|ready| engine.drop_ready(ready));
+        // Whoever ends the pool waits for this one.
+        let under_way = Arc::clone(&self.pool.clearing).try_read_owned().ok();
+        let work = move || {
+            boxes.into_iter().for_each(|ready| engine.drop_ready(ready));
+            drop(under_way);
+        };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(work)),
             Err(_) => work(),

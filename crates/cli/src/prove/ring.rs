@@ -12,6 +12,8 @@ const NONE: PoolSize = PoolSize { floor: 0, ceiling: 0 };
 /// Between two looks at the shelf, and how often at most: a box that does not get ready in a minute never will.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOKS: usize = 3000;
+/// What stands ready may be one of another kind that was under way when the pool was emptied.
+const TRIES: usize = 3;
 
 #[derive(Debug)]
 pub(super) struct Ring<'a> {
@@ -35,18 +37,20 @@ impl<'a> Ring<'a> {
             return self.engine.ephemeral(wish).await;
         }
         let wish = Wish { first: Some(Language::Python), ..wish.clone() };
-        // First without any, so that the next one is of this kind.
-        self.engine.set_pool(NONE, &wish);
-        self.ready(false).await?;
-        self.engine.set_pool(ONE, &wish);
-        self.ready(true).await?;
-        let before = self.engine.pool().claimed;
-        let record = self.engine.ephemeral(&wish).await?;
-        if self.engine.pool().claimed == before {
+        for _ in 0..TRIES {
+            // First without any, so that the next one is of this kind.
+            self.engine.set_pool(NONE, &wish);
+            self.ready(false).await?;
+            self.engine.set_pool(ONE, &wish);
+            self.ready(true).await?;
+            let before = self.engine.pool().claimed;
+            let record = self.engine.ephemeral(&wish).await?;
+            if self.engine.pool().claimed > before {
+                return Ok(record);
+            }
             self.engine.close(&record, None).await?;
-            return Err(Problem::internal("the sandbox did not come from the pool"));
         }
-        Ok(record)
+        Err(Problem::internal("the sandbox did not come from the pool"))
     }
 
     async fn ready(&self, wanted: bool) -> Result<(), Problem> {

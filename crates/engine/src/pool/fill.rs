@@ -90,8 +90,9 @@ impl Engine {
         }
         self.pool.tidy_lines();
         let engine = self.clone();
-        // Those that are on their way out already are removed by tasks of their own.
         let _ = tokio::task::spawn_blocking(move || engine.empty_shelves()).await;
+        // Those that were on their way out already are removed by others.
+        drop(self.pool.clearing.write().await);
     }
 
     /// Nothing is kept ready any more: [`Engine::keep_pool`] clears up and ends.

@@ -23,6 +23,8 @@ pub(super) const AGE: Duration = Duration::from_secs(60 * 60);
 pub(super) const RETRY: Duration = Duration::from_secs(30);
 /// A kind that was not asked for in this time gives room to one that was.
 pub(super) const YIELD: Duration = Duration::from_secs(60);
+/// After a claim its caller has the processors for this long: that is when it makes its first call.
+pub(super) const PAUSE: Duration = Duration::from_millis(5);
 /// Kinds that are known at once. Others are made as if there were no pool.
 pub(super) const MOST_KINDS: usize = 16;
 
@@ -89,11 +91,14 @@ pub(super) struct Shelves<B> {
     stopped: bool,
     /// Memory is short until then.
     held_back: Option<Instant>,
+    /// Nothing is made before that.
+    paused: Option<Instant>,
 }
 
 impl<B> Default for Shelves<B> {
     fn default() -> Self {
-        Self { all: Vec::new(), size: PoolSize { floor: 0, ceiling: 0 }, stopped: false, held_back: None }
+        let size = PoolSize { floor: 0, ceiling: 0 };
+        Self { all: Vec::new(), size, stopped: false, held_back: None, paused: None }
     }
 }
 
@@ -140,6 +145,10 @@ impl<B> Shelves<B> {
         self.size = size;
         for shelf in &mut self.all {
             shelf.floor = 0;
+            if size.ceiling == 0 {
+                // Who turns it on again begins anew.
+                shelf.wanted.clear();
+            }
         }
         let floor = size.floor.min(size.ceiling) as usize;
         if let (Some((kind, order)), true) = (usual, floor > 0)
@@ -178,8 +187,11 @@ impl<B> Shelves<B> {
     }
 
     /// The newest, whose pages are the likeliest to be where they are needed.
-    pub(super) fn take(&mut self, kind: &Kind) -> Option<(Instant, B)> {
-        self.shelf(kind)?.boxes.pop_back()
+    pub(super) fn take(&mut self, kind: &Kind, now: Instant) -> Option<(Instant, B)> {
+        let taken = self.shelf(kind)?.boxes.pop_back()?;
+        // Not longer for those who come meanwhile, or a row of callers would find nothing in the end.
+        self.paused = self.paused.filter(|until| now < *until).or(Some(now + PAUSE));
+        Some(taken)
     }
 
     /// Puts one back. It comes out again if there is no place for it any more.
@@ -197,9 +209,10 @@ impl<B> Shelves<B> {
     /// What shall be made next; it counts as being made.
     pub(super) fn next_order(&mut self, now: Instant) -> Option<(Kind, Order)> {
         self.held_back = self.held_back.filter(|until| now < *until);
+        self.paused = self.paused.filter(|until| now < *until);
         let most = self.most();
         let total: usize = self.all.iter().map(|shelf| shelf.boxes.len() + shelf.making).sum();
-        if !self.is_open() || self.held_back.is_some() || total >= most {
+        if !self.is_open() || self.held_back.is_some() || self.paused.is_some() || total >= most {
             return None;
         }
         let shelf = self.all.iter_mut().max_by_key(|shelf| shelf.lack(now, most))?;
@@ -288,7 +301,11 @@ impl<B> Shelves<B> {
             let forgotten = shelf.wanted.front().map(|when| *when + WINDOW);
             [old, forgotten, shelf.not_before].into_iter().flatten().filter(|at| *at > now).min()
         };
-        self.all.iter().filter_map(of_shelf).chain(self.held_back.filter(|at| *at > now)).min()
+        self.all
+            .iter()
+            .filter_map(of_shelf)
+            .chain([self.held_back, self.paused].into_iter().flatten().filter(|at| *at > now))
+            .min()
     }
 }
 
@@ -333,9 +350,12 @@ mod tests {
         let (usual, order) = kind("usual");
         for _ in 0..4 {
             shelves.want(&usual, &order, now);
-            shelves.take(&usual);
+            shelves.take(&usual, now);
         }
         assert_eq!(shelves.ready(), 0, "a burst takes them all and then finds none");
+        assert_eq!(fill(&mut shelves, now), 0, "first come those who have just claimed");
+        assert_eq!(shelves.next_change(now), Some(now + PAUSE));
+        let now = now + PAUSE;
         assert_eq!(fill(&mut shelves, now), 4, "as many as the burst would have needed");
         let later = now + WINDOW;
         assert_eq!(shelves.surplus(later).len(), 2, "back to the floor");
