@@ -184,7 +184,7 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
         }
         What::Close { id } => {
             if let Some(record) = engine.record(&id)? {
-                engine.retire(&record).await?;
+                engine.close(&record, None).await?;
             }
             Answer::Done
         }
