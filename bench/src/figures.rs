@@ -75,6 +75,18 @@ impl Row {
         }
     }
 
+    pub(crate) fn per_second(name: &str, count: usize, time: Duration, target: Target) -> Self {
+        let measured = format!("{count} in {:.2} s", time.as_secs_f64());
+        let value = count as f64 / time.as_secs_f64();
+        Self { name: name.into(), measured, value: Some(value), unit: " /s", target }
+    }
+
+    /// How far the slow ones are from the usual ones.
+    pub(crate) fn spread(name: &str, samples: &Samples, target: Target) -> Self {
+        let value = samples.at(0.99).zip(samples.at(0.5)).map(|(slow, usual)| slow / usual);
+        Self { name: name.into(), measured: times(samples), value, unit: "x", target }
+    }
+
     pub(crate) fn size(name: &str, bytes: u64, target: Target) -> Self {
         let size = bytes as f64 / f64::from(1 << 20);
         Self { name: name.into(), measured: "PSS".into(), value: Some(size), unit: " MB", target }

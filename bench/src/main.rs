@@ -1,15 +1,18 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby]` prints the table and exits non-zero if a target
-//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and nothing else, for comparing two
-//! builds. `adapter DOOR PROGRAM` makes it one of the systems that `bench/compare` measures.
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|pool|density]` prints the table and exits non-zero if a target
+//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and so on, and nothing else, for comparing two
+//! builds. `density` is measured by itself alone: it makes `--count` sandboxes (1000) that stay. `adapter DOOR PROGRAM` makes it one of the
+//! systems that `bench/compare` measures.
 
 mod compare;
+mod density;
 mod figures;
 mod http;
 mod mcp;
 mod memory;
+mod pool;
 mod sandbox;
 mod sleep;
 
@@ -60,10 +63,13 @@ async fn bench() -> ExitCode {
         None => measure(rounds).await,
         Some(("standby", _)) => measure_wake(rounds).await,
         Some(("sleep", _)) => measure_sleep(rounds).await,
+        Some(("pool", _)) => pool::measure(rounds, short).await,
+        Some(("density", _)) => density::measure(number("--count")).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
-        Some((_, None)) => {
-            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node, standby or sleep"))
-        }
+        Some((_, None)) => Err(Problem::new(
+            Code::InvalidArgument,
+            "`--only` takes python, bash, node, standby, sleep, pool or density",
+        )),
     };
     match measured {
         Ok(rows) => {
@@ -76,6 +82,11 @@ async fn bench() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The number after a word of the command line.
+fn number(name: &str) -> Option<usize> {
+    std::env::args().skip_while(|argument| argument != name).nth(1)?.parse().ok()
 }
 
 /// Wall time of one command from start to end.
@@ -245,6 +256,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     }
     if has(Language::Python) {
         rows.extend(sleep::measure(&world, rounds).await?);
+        rows.extend(pool::measure(rounds, rounds == SHORT_ROUNDS).await?);
         rows.extend(measure_mcp(&world, rounds)?);
         rows.extend(measure_http(&world, rounds)?);
         world.close_all().await?;

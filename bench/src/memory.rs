@@ -45,3 +45,50 @@ pub(crate) fn cpu_ticks(pid: u32) -> u64 {
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().skip(11).take(2);
     fields.filter_map(|field| field.parse::<u64>().ok()).sum()
 }
+
+/// Memory of one kind of process.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) proportional: u64,
+    pub(crate) private: u64,
+}
+
+impl Part {
+    pub(crate) fn add(&mut self, other: &Part) {
+        self.proportional += other.proportional;
+        self.private += other.private;
+    }
+}
+
+/// A sandbox's processes by what they are.
+pub(crate) fn parts(record: &Record) -> Vec<(&'static str, Part)> {
+    let Some(placed) = &record.placed else { return Vec::new() };
+    let below = carrel_jail::tree::below(placed.pid);
+    let named = |pid: i32| {
+        if pid == placed.pid {
+            return "the agent";
+        }
+        let parent = parent(pid);
+        match fs::read(format!("/proc/{pid}/cmdline")) {
+            Ok(line) if !line.starts_with(b"carrel\0") => "the interpreter",
+            _ if parent == Some(placed.pid) => "the session's init",
+            _ => "the runner",
+        }
+    };
+    std::iter::once(placed.pid).chain(below).map(|pid| (named(pid), part(pid))).collect()
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn part(pid: i32) -> Part {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok()).unwrap_or(0)
+            << 10
+    };
+    Part { proportional: field("Pss:"), private: field("Private_Clean:") + field("Private_Dirty:") }
+}

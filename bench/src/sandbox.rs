@@ -5,13 +5,17 @@ use std::time::{Duration, Instant};
 use carrel_engine::{
     Engine, Environments, Record, Settings, Whereabouts, Wish,
     call::{Call, Output, start_run},
+    pool::PoolSize,
 };
 use carrel_proto::{
     guest::Language,
     id::SessionName,
-    message::{Run, Status},
+    message::{Exec, Run, Status},
     problem::{Code, Problem},
 };
+
+/// Between two looks at a pool.
+const LOOK: Duration = Duration::from_millis(2);
 
 pub(crate) struct World {
     engine: Engine,
@@ -99,6 +103,95 @@ impl World {
         let time = start.elapsed();
         self.engine.close(&record, None).await?;
         Ok(time)
+    }
+
+    /// Keeps sandboxes ready, as a daemon does.
+    pub(crate) fn keep_pool(&self, ceiling: u32) {
+        self.engine.set_pool(PoolSize { floor: 0, ceiling }, &wish());
+        let engine = self.engine.clone();
+        tokio::spawn(async move { engine.keep_pool().await });
+    }
+
+    /// Everything that stands ready goes.
+    pub(crate) async fn end_pool(&self) {
+        self.engine.set_pool(PoolSize { floor: 0, ceiling: 0 }, &wish());
+        while self.engine.pool().ready.iter().any(|kind| kind.count > 0) {
+            tokio::time::sleep(LOOK).await;
+        }
+        self.engine.finish_retiring().await;
+    }
+
+    /// From a key to the first result of a sandbox that stood ready, and how long it takes to close it. `None`: none stood
+    /// ready, as before the first of its kind.
+    pub(crate) async fn claim(
+        &self,
+        language: Language,
+        code: &str,
+    ) -> Result<Option<(Duration, Duration)>, Problem> {
+        let before = self.engine.pool().claimed;
+        let key = "user:bench:claimed".parse().map_err(Problem::internal)?;
+        let wish = Wish { first: Some(language), undo_calls: Some(0), ..wish() };
+        let start = Instant::now();
+        let record = self.engine.sandbox(&key, &wish).await?.record;
+        let mut call = self.engine.run(&record, run(language, code)).await?;
+        finish(&mut call).await?;
+        let first = start.elapsed();
+        drop(call);
+        let start = Instant::now();
+        self.engine.retire(&record).await?;
+        let last = start.elapsed();
+        self.engine.finish_retiring().await;
+        let claimed = self.engine.pool().claimed > before;
+        // The next one finds the shelf filled and nothing else under way.
+        while !self.engine.pool().ready.iter().any(|kind| kind.language == Some(language)) {
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(claimed.then_some((first, last)))
+    }
+
+    /// So many sandboxes one after another, by several callers at once: made, called once, closed.
+    pub(crate) async fn in_a_row(&self, count: usize, callers: usize) -> Result<Duration, Problem> {
+        let start = Instant::now();
+        let mut all = tokio::task::JoinSet::new();
+        for caller in 0..callers {
+            let engine = self.engine.clone();
+            all.spawn(async move {
+                let wish = Wish { first: Some(Language::Python), undo_calls: Some(0), ..wish() };
+                for number in (caller..count).step_by(callers) {
+                    let key = format!("user:bench:row-{number}").parse().map_err(Problem::internal)?;
+                    let record = engine.sandbox(&key, &wish).await?.record;
+                    let mut call = engine.run(&record, run(Language::Python, "1")).await?;
+                    finish(&mut call).await?;
+                    engine.retire(&record).await?;
+                }
+                Ok::<(), Problem>(())
+            });
+        }
+        for ended in all.join_all().await {
+            ended?;
+        }
+        self.engine.finish_retiring().await;
+        Ok(start.elapsed())
+    }
+
+    /// A command that goes on until its sandbox ends.
+    pub(crate) async fn start(&self, record: &Record, argv: &[&str]) -> Result<(), Problem> {
+        let exec = Exec {
+            session: SessionName::main(),
+            argv: argv.iter().map(|&word| word.to_owned()).collect(),
+            cwd: None,
+            env: Default::default(),
+            stdin: false,
+            pty: None,
+            timeout_ms: None,
+            detach: true,
+            cancel_on_disconnect: false,
+        };
+        self.engine.start(record, exec).await.map(drop)
+    }
+
+    pub(crate) async fn standby(&self, record: &Record) -> Result<(), Problem> {
+        self.engine.standby(record).await.map(drop)
     }
 
     /// A sandbox whose agent answers; no interpreter yet.

@@ -536,6 +536,12 @@ def reseed():
         attempt(rare(name))
 
 
+def forget():
+    """The call was only to warm this process up, and nobody's."""
+    SOURCES.clear()
+    call.kept, call.last = 0, None
+
+
 def serve():
     start()
     while True:
@@ -561,6 +567,8 @@ def serve():
         if "reseed" in request:
             reseed()
         answer(request["id"], request["code"])
+        if "warm" in request:
+            forget()
     if SPARES:
         rare("let_go", "UNDO")(0)
     import atexit

@@ -123,7 +123,7 @@ impl Agent {
 
     /// An interpreter from outside, and whether its driver was asked for more.
     fn interpreter_brief(&mut self, id: u32) -> Option<(InterpreterBrief, bool)> {
-        let interpreter = self.interpreters.get(&id)?;
+        let interpreter = self.interpreters.get(&id).filter(|interpreter| !interpreter.unasked)?;
         let main = self.processes.get(&id).and_then(|process| process.runner.main());
         let cwd = main.and_then(|pid| fs::read_link(format!("/proc/{pid}/cwd")).ok());
         let exec = interpreter.current;

@@ -71,6 +71,8 @@ pub(crate) fn greeting(language: Language, run: &str) -> Vec<u8> {
 pub(crate) struct News {
     pub(crate) after_interrupt: bool,
     pub(crate) reseed: bool,
+    /// Not a call of anybody's: nothing of it stays.
+    pub(crate) warm: bool,
 }
 
 /// The order to keep the state that a call has left; see docs/drivers.md.
@@ -106,6 +108,9 @@ pub(crate) fn request(
         }
         if news.reseed {
             request["reseed"] = true.into();
+        }
+        if news.warm && language == Language::Python {
+            request["warm"] = true.into();
         }
         if let Some(changes) = variables::for_request(language, changes) {
             request["env"] = changes;

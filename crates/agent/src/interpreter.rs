@@ -45,6 +45,10 @@ pub(crate) struct Interpreter {
     /// numbers anew.
     pub(crate) reseed: bool,
     pub(crate) current: Option<u64>,
+    /// Started ahead of any call, and none has come: nobody knows of it. See [`crate::ready`].
+    pub(crate) unasked: bool,
+    /// At a call that is nobody's, by its number.
+    pub(crate) warming: Option<u64>,
     /// A question for the brief that it has not answered yet.
     pub(crate) asked: Option<u64>,
     /// Changes of the session's variables that go with its next request.
@@ -204,6 +208,8 @@ impl Interpreter {
             interrupted: false,
             reseed: false,
             current: None,
+            unasked: false,
+            warming: None,
             asked: None,
             untold: Changes::new(),
             requests,

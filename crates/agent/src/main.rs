@@ -28,6 +28,7 @@ mod output;
 mod poll;
 mod ports;
 mod process;
+mod ready;
 mod receipt;
 mod requests;
 mod rest;

@@ -30,6 +30,7 @@ const MAX_SESSIONS: usize = 32;
 
 impl Agent {
     pub(crate) fn request(&mut self, caller: u32, tag: u32, request: Request) {
+        self.hear_keeper_first(caller);
         let greeted = self.connections.get(&caller).is_some_and(|connection| connection.greeted);
         // Whoever only looks does not keep a sandbox awake.
         let idle = self.last_activity.elapsed();
@@ -95,6 +96,10 @@ impl Agent {
             Request::DropSpares => {
                 self.drop_spares(None);
                 Ok(Some(Event::Done))
+            }
+            Request::KeepReady => self.keep_ready(caller, tag),
+            Request::Claimed { idle_timeout_s, max_lifetime_s, undo_calls } => {
+                self.claimed(caller, (idle_timeout_s, max_lifetime_s), undo_calls).map(Some)
             }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
@@ -199,6 +204,7 @@ impl Agent {
                 .interpreters
                 .iter()
                 .filter(|(id, _)| self.processes.get(id).is_some_and(|process| process.session == *name))
+                .filter(|(_, interpreter)| !interpreter.unasked)
                 .map(|(_, interpreter)| interpreter.language)
                 .collect(),
             cwd: session.cwd.clone(),

@@ -89,6 +89,7 @@ impl Agent {
             exec.process = Some(id);
         }
         if let Some(interpreter) = self.interpreters.get_mut(&id) {
+            interpreter.unasked = false;
             interpreter.queue.push_back(number);
         }
         self.next_call(id);
@@ -144,7 +145,7 @@ impl Agent {
     pub(crate) fn next_call(&mut self, id: u32) {
         let undo = self.undo_of(id);
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        if !interpreter.ready || interpreter.current.is_some() {
+        if !interpreter.ready || interpreter.current.is_some() || interpreter.warming.is_some() {
             return;
         }
         let Some(number) = interpreter.queue.pop_front() else { return };
@@ -158,6 +159,7 @@ impl Agent {
         let news = drivers::News {
             after_interrupt: std::mem::take(&mut interpreter.interrupted),
             reseed: std::mem::take(&mut interpreter.reseed),
+            warm: false,
         };
         let Some(exec) = self.execs.get_mut(&number) else { return };
         for (stream, bytes) in early {
@@ -215,7 +217,16 @@ impl Agent {
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
         if reply.ready.is_some() && !interpreter.ready {
             interpreter.ready = true;
+            if self.warm_up(id) {
+                return;
+            }
             return self.next_call(id);
+        }
+        if let Some(number) = interpreter.warming {
+            if reply.done.is_some() {
+                self.warmed(id, number);
+            }
+            return;
         }
         if let Some(spared) = reply.spare {
             return self.heard_spare(id, spared);
@@ -291,6 +302,9 @@ impl Agent {
                     self.finish(number, Ending::Refused(problem));
                 }
             }
+            None if interpreter.unasked => {
+                self.not_warm(Problem::new(Code::InterpreterFailed, "the interpreter has ended"));
+            }
             None if told && waiting.is_empty() => {}
             None if interpreter.ready || told => {
                 // It died between calls: its next call must not run as if nothing had happened.
@@ -343,6 +357,7 @@ impl Agent {
             }
             Role::Interpreter => {
                 let Some(interpreter) = self.interpreters.remove(&id) else { return };
+                self.not_warm(Problem::new(Code::InterpreterFailed, error.to_string()));
                 let program =
                     self.config.interpreters.get(&interpreter.language).map_or("", |found| &found.program);
                 let problem = match error.kind() {

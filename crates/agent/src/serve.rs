@@ -39,6 +39,7 @@ use crate::{
     meters::Meters,
     poll::{Poller, Token},
     process::Process,
+    ready::Ready,
     runner::Word,
     session::Session,
     sleep::Resuming,
@@ -88,6 +89,8 @@ pub(crate) struct Agent {
     /// Who has asked to prepare for the disk, and is heard alone; see [`crate::sleep`].
     pub(crate) preparing: Option<u32>,
     pub(crate) resuming: Option<Resuming>,
+    /// Nobody has claimed the box yet; see [`crate::ready`].
+    pub(crate) ready: Option<Ready>,
 }
 
 /// A caller that waits for an end.
@@ -153,6 +156,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         ending: None,
         preparing: None,
         resuming: None,
+        ready: None,
     };
     if agent.config.resume {
         agent.load()?;
@@ -271,11 +275,11 @@ impl Agent {
         let idle = self.last_activity + Duration::from_secs(self.config.idle_timeout_s);
         if lifetime <= now {
             self.ending.get_or_insert(EndReason::Lifetime);
-        } else if !busy && idle <= now {
+        } else if !busy && self.ready.is_none() && idle <= now {
             self.ending.get_or_insert(EndReason::Idle);
         }
         sooner(lifetime);
-        if !busy {
+        if !busy && self.ready.is_none() {
             sooner(idle);
         }
         next.map(|next| next.saturating_duration_since(Instant::now()))
@@ -336,7 +340,7 @@ impl Agent {
     }
 
     /// Frames of one caller.
-    fn hear_caller(&mut self, number: u32) {
+    pub(crate) fn hear_caller(&mut self, number: u32) {
         let Some(caller) = self.connections.get_mut(&number) else { return };
         if caller.waiting {
             self.pump(number);
@@ -388,6 +392,9 @@ impl Agent {
         let Some(caller) = self.connections.remove(&number) else { return };
         if self.preparing == Some(number) {
             self.stay_awake();
+        }
+        if self.is_keeper(number) {
+            self.ending = Some(EndReason::Closed);
         }
         self.poller.forget(&caller.socket);
         self.waits.retain(|wait| wait.connection != number);

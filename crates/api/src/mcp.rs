@@ -199,6 +199,9 @@ impl Server {
         }
         self.farewells.close();
         self.farewells.wait().await;
+        if let Some(engine) = self.engine.get() {
+            engine.finish_retiring().await;
+        }
     }
 
     /// A handler for one connection.

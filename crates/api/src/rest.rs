@@ -161,6 +161,7 @@ impl Daemon {
         let served = server::serve(self.router(), listeners, self.stop.clone()).await;
         self.tasks.close();
         let _ = tokio::time::timeout(LAST_TASKS, self.tasks.wait()).await;
+        let _ = tokio::time::timeout(LAST_TASKS, self.engine.finish_retiring()).await;
         if let Some(audit) = &self.options.audit {
             audit.flush();
         }

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -22,7 +23,7 @@ use crate::{
 };
 
 /// Software, resolved: what to mount and how to start each interpreter.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
     pub name: String,
     /// The language of a run that names the environment and no language.
@@ -32,13 +33,13 @@ pub struct Environment {
     pub software: Software,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Software {
     Host(HostSoftware),
     Artifact { rootfs: PathBuf },
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSoftware {
     prefixes: Vec<PathBuf>,
     /// See [`etc`].
@@ -142,6 +143,21 @@ impl Environment {
             variables: manifest.variables,
             software: Software::Artifact { rootfs },
         })
+    }
+
+    /// What the interpreters' programs are on disk at the moment. Another one of the same name has another stamp.
+    pub fn stamp(&self) -> Vec<Option<(u64, u64, i64, i64)>> {
+        let of = |meta: fs::Metadata| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec());
+        let programs = self.interpreters.values().map(|found| found.program.as_str());
+        match &self.software {
+            Software::Host(_) => programs.map(|path| fs::metadata(path).ok().map(of)).collect(),
+            // Links in it lead to other places than on the host.
+            Software::Artifact { rootfs } => {
+                let inside = programs.map(|path| rootfs.join(path.trim_start_matches('/')));
+                let all = std::iter::once(rootfs.clone()).chain(inside);
+                all.map(|path| fs::symlink_metadata(path).ok().map(of)).collect()
+            }
+        }
     }
 
     /// Variables of every session: a clean set, nothing of the caller's own.

@@ -142,6 +142,23 @@ impl AgentLink {
     }
 }
 
+impl AgentLink {
+    /// Sends a request at once, or not at all; its answer is passed over by whoever reads the next one. Not for an agent that
+    /// owes something: its socket may be full.
+    pub fn tell(&mut self, request: &Request) -> Result<(), Problem> {
+        self.tag += 1;
+        let Writer { half, buffer, .. } = &mut self.writer;
+        buffer.clear();
+        frame::put_message(buffer, self.tag, request)
+            .map_err(|error| Problem::new(Code::TooLarge, error.to_string()))?;
+        match half.try_write(buffer) {
+            Ok(sent) if sent == buffer.len() => Ok(()),
+            Ok(_) => Err(lost("it does not listen")),
+            Err(error) => Err(lost(error)),
+        }
+    }
+}
+
 impl Writer {
     pub async fn message(&mut self, tag: u32, request: &Request) -> Result<(), Problem> {
         self.buffer.clear();

@@ -506,6 +506,9 @@ pub(crate) struct Doctor {
     /// With --prove: only probes whose name contains this.
     #[arg(long, value_name = "TEXT", requires = "prove")]
     pub(crate) filter: Option<String>,
+    /// With --prove: attack sandboxes that stood ready in a pool, as a daemon's do.
+    #[arg(long, requires = "prove")]
+    pub(crate) pool: bool,
     /// Look for interpreters anew.
     #[arg(long)]
     pub(crate) refresh: bool,

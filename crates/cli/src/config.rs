@@ -16,7 +16,7 @@ use std::{
 
 use carrel_api::mcp::ToolSet;
 use carrel_backend::{IsolationLevel, Project, host::Whereabouts};
-use carrel_engine::{Environments, Source, Wish};
+use carrel_engine::{Environments, Source, Wish, pool::PoolSize};
 use carrel_proto::{
     limits::{ByteSize, Limits},
     problem::{Code, Problem},
@@ -258,6 +258,13 @@ impl Config {
             return Err(Problem::new(Code::Config, "there is no place for carrel's state")
                 .hint("name one with --state DIR or CARREL_STATE"));
         };
+        let pool = PoolSize { floor: self.number(Key::PoolFloor), ceiling: self.number(Key::PoolCeiling) };
+        if pool.floor > pool.ceiling {
+            let word = format!("`pool.floor` is {}, more than `pool.ceiling`, {}", pool.floor, pool.ceiling);
+            return Err(
+                Problem::new(Code::Config, word).hint("set the ceiling at least as high as the floor")
+            );
+        }
         let listen = self.list(Key::ServeListen).iter().filter_map(|address| address.parse().ok()).collect();
         Ok(Settings {
             socket: self.path(Key::ServeSocket).unwrap_or_else(|| state.join("run").join(SOCKET)),
@@ -273,6 +280,7 @@ impl Config {
                 otlp_endpoint: self.text(Key::OtlpEndpoint),
             },
             state,
+            pool,
             environments,
             tools: self.tools.clone(),
             limits: Limits {
@@ -410,6 +418,8 @@ pub(crate) struct Settings {
     /// Where a daemon listens, if there is one.
     pub(crate) socket: PathBuf,
     pub(crate) serve: Serve,
+    /// What a daemon keeps ready.
+    pub(crate) pool: PoolSize,
     pub(crate) environments: Environments,
     /// What `carrel mcp` offers for an environment.
     pub(crate) tools: BTreeMap<String, ToolSet>,
@@ -524,6 +534,26 @@ mod tests {
         assert_eq!(plain.wish(None).undo_calls, None, "the environment decides");
         let flag = Flag { key: Key::UndoCalls, name: "--undo-calls", text: "7".into() };
         assert_eq!(settings(&[flag]).wish(Some("js")).undo_calls, Some(7), "unless a flag says it");
+    }
+
+    #[test]
+    fn a_pool_has_a_floor_below_its_ceiling() {
+        let place = tempfile::tempdir().unwrap();
+        let pool = |variables: &[(&str, &str)]| {
+            Config::load(&around(place.path(), variables), None, &[])?
+                .settings()
+                .map(|settings| settings.pool)
+        };
+        assert_eq!(pool(&[]).unwrap(), PoolSize::default());
+        assert_eq!(pool(&[("CARREL_POOL_FLOOR", "3")]).unwrap().floor, 3);
+        let problem = pool(&[("CARREL_POOL_FLOOR", "3"), ("CARREL_POOL_CEILING", "2")]).unwrap_err();
+        assert!(problem.message.contains("`pool.ceiling`, 2"), "{problem}");
+        assert!(pool(&[("CARREL_POOL_CEILING", "1001")]).unwrap_err().message.contains("0 to 1000"));
+        assert!(pool(&[("CARREL_POOL_CELING", "1")]).unwrap_err().hint.contains("CARREL_POOL_CEILING"));
+        // Whoever wrote a project does not decide what a daemon keeps in memory.
+        write(place.path(), "src/carrel.toml", "[pool]\nfloor = 1\n");
+        std::fs::create_dir_all(place.path().join("src/deep")).unwrap();
+        assert!(pool(&[]).unwrap_err().message.contains("cannot be set by a project"));
     }
 
     #[test]

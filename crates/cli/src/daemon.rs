@@ -9,6 +9,7 @@ use carrel_api::rest::desk::{self, About, Answer, Ask, What};
 use carrel_engine::{
     Environments, Found, Owner, Record, Snapshot, Wish,
     call::AgentLink,
+    pool::PoolStatus,
     snapshots::{Diff, Forked, RestoreWish, SnapshotWish},
 };
 use carrel_proto::{
@@ -119,6 +120,14 @@ impl Client {
 
     pub(crate) async fn close(&self, record: &Record) -> Result<(), Problem> {
         self.ask(What::Close { id: record.id.clone() }).await.map(drop)
+    }
+
+    /// What the daemon keeps ready.
+    pub(crate) async fn pool(&self) -> Result<PoolStatus, Problem> {
+        match self.ask(What::Pool).await? {
+            Answer::Pool(pool) => Ok(pool),
+            _ => Err(strange()),
+        }
     }
 
     pub(crate) async fn list(&self) -> Result<Vec<Record>, Problem> {

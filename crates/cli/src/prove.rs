@@ -20,6 +20,7 @@ mod heavy;
 mod host;
 mod limits;
 mod report;
+mod ring;
 // The probe compares digests, so both sides must mean the same.
 #[path = "../../probe/src/sha256.rs"]
 mod sha256;
@@ -37,6 +38,7 @@ use self::{
     arena::Arena,
     attack::Way,
     report::{Finding, Verdict},
+    ring::Ring,
 };
 
 /// One attack that the probe program knows.
@@ -68,9 +70,14 @@ impl Filter<'_> {
 /// Groups in which it matters how a process was started: what it inherits, what it may call, whom it can see.
 const INHERITED: [&str; 3] = ["descriptors", "kernel", "processes"];
 
-pub(crate) async fn run(engine: &Engine, json: bool, filter: Option<&str>) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(
+    engine: &Engine,
+    json: bool,
+    filter: Option<&str>,
+    pool: bool,
+) -> Result<ExitCode, Problem> {
     let filter = Filter(filter);
-    let mut arena = Arena::set_up(engine).await?;
+    let mut arena = Arena::set_up(Ring::new(engine, pool)).await?;
     let attacked = attack_all(&mut arena, filter).await;
     // Whatever happened, the boxes go first.
     let left = arena.tear_down().await;

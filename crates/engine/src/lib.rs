@@ -25,11 +25,13 @@ mod lock;
 pub mod nearest;
 pub mod packing;
 mod patience;
+pub mod pool;
 mod ports;
 pub mod quota;
 pub mod rate;
 pub mod registry;
 mod reshape;
+mod retire;
 pub mod sandboxes;
 mod scopes;
 pub mod secret;
@@ -60,7 +62,7 @@ pub use crate::{
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
 };
-use crate::{events::Hub, lock::Locks, registry::Registry};
+use crate::{events::Hub, lock::Locks, pool::Pool, registry::Registry, retire::Retiring};
 pub use carrel_backend::{
     IsolationLevel,
     host::Whereabouts,
@@ -94,6 +96,8 @@ pub struct Core {
     locks: Locks,
     events: Arc<Hub>,
     watch: Watch,
+    pool: Pool,
+    retiring: Retiring,
 }
 
 impl Deref for Engine {
@@ -136,6 +140,8 @@ impl Engine {
             locks: Locks::default(),
             events: Arc::default(),
             watch,
+            pool: Pool::default(),
+            retiring: Retiring::default(),
         });
         Ok(Self { core, environments })
     }

@@ -61,6 +61,9 @@ enum Greeted {
 impl Lifeline {
     /// A line to the agent, woken if it sleeps. An agent that does not greet back is ended.
     pub(crate) async fn connect(&self) -> Result<AgentLink, Problem> {
+        if let Some(link) = self.engine.pool.line(&self.id) {
+            return Ok(link);
+        }
         let (mut silent, mut woken) = (0, 0);
         // Held so that the agent knows of somebody who is about to want something, and is not put to sleep again.
         let mut _held = None;

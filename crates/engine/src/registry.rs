@@ -4,6 +4,7 @@
 //! must not be exceeded or come twice (keys, quotas, closed scopes) is checked in the transaction that adds the row.
 
 mod list;
+mod ready;
 mod schema;
 mod scopes;
 mod sleep;
@@ -317,54 +318,10 @@ impl Registry {
 
     /// Adds a sandbox in the making, unless its key is taken by one that lives or may live again.
     pub(crate) fn claim(&self, claim: &Claim) -> Result<Option<Record>, Problem> {
-        let spec = json(&claim.spec)?;
-        let labels = json(&claim.labels)?;
         self.write(|transaction| {
-            let tenant = claim.tenant.as_str();
             let now = now_ms();
-            let mut close_at = None;
-            if let Some(key) = &claim.key {
-                let found = transaction
-                    .prepare_cached("SELECT state != 'ended' FROM sandboxes WHERE tenant = ?1 AND key = ?2")
-                    .and_then(|mut statement| {
-                        statement.query_row([tenant, key.as_str()], |row| row.get::<_, bool>(0)).optional()
-                    })
-                    .map_err(failed)?;
-                if found == Some(true) {
-                    return Ok(None);
-                }
-                close_at = scopes::check_open(transaction, &claim.tenant, key, now)?;
-                if found.is_some() {
-                    transaction
-                        .execute("DELETE FROM sandboxes WHERE tenant = ?1 AND key = ?2", [tenant, key.as_str()])
-                        .map_err(failed)?;
-                }
-            }
-            if let Some(quota) = &claim.quota {
-                quota::check(transaction, &claim.tenant, quota, &claim.spec.limits, None)?;
-            }
-            transaction
-                .prepare_cached(
-                    "INSERT INTO sandboxes (id, tenant, key, state, spec, labels, boot, created_ms, used_ms, close_at_ms,
-                     origin, forked_from) VALUES (?1, ?2, ?3, 'creating', ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10)",
-                )
-                .and_then(|mut statement| {
-                    let key = claim.key.as_ref().map(Key::as_str);
-                    let (now, close_at) = (signed(now), close_at.map(signed));
-                    statement.execute(params![
-                        claim.id.as_str(),
-                        tenant,
-                        key,
-                        spec,
-                        labels,
-                        boot_id(),
-                        now,
-                        close_at,
-                        claim.origin.as_ref().map(SnapshotId::as_str),
-                        claim.forked_from.as_ref().map(SandboxId::as_str)
-                    ])
-                })
-                .map_err(failed)?;
+            let Some(close_at) = admit(transaction, claim, now)? else { return Ok(None) };
+            insert(transaction, claim, now, close_at, None)?;
             one(transaction, &claim.id).map_err(failed)
         })
     }
@@ -470,6 +427,70 @@ impl Registry {
     }
 }
 
+/// Whether a new sandbox may be added; when it is to be closed, if its scope will be. `None`: its key is taken.
+fn admit(transaction: &Transaction<'_>, claim: &Claim, now: u64) -> Result<Option<Option<u64>>, Problem> {
+    let tenant = claim.tenant.as_str();
+    let mut close_at = None;
+    if let Some(key) = &claim.key {
+        let found = transaction
+            .prepare_cached("SELECT state != 'ended' FROM sandboxes WHERE tenant = ?1 AND key = ?2")
+            .and_then(|mut statement| {
+                statement.query_row([tenant, key.as_str()], |row| row.get::<_, bool>(0)).optional()
+            })
+            .map_err(failed)?;
+        if found == Some(true) {
+            return Ok(None);
+        }
+        close_at = scopes::check_open(transaction, &claim.tenant, key, now)?;
+        if found.is_some() {
+            transaction
+                .execute("DELETE FROM sandboxes WHERE tenant = ?1 AND key = ?2", [tenant, key.as_str()])
+                .map_err(failed)?;
+        }
+    }
+    if let Some(quota) = &claim.quota {
+        quota::check(transaction, &claim.tenant, quota, &claim.spec.limits, None)?;
+    }
+    Ok(Some(close_at))
+}
+
+/// Adds the row of a sandbox: in the making, or with its number and what is placed if it has been made.
+fn insert(
+    transaction: &Transaction<'_>,
+    claim: &Claim,
+    now: u64,
+    close_at: Option<u64>,
+    made: Option<(u32, &str)>,
+) -> Result<(), Problem> {
+    let (spec, labels) = (json(&claim.spec)?, json(&claim.labels)?);
+    let state = if made.is_some() { State::Running } else { State::Creating };
+    transaction
+        .prepare_cached(
+            "INSERT INTO sandboxes (id, tenant, key, state, spec, labels, boot, created_ms, used_ms, close_at_ms,
+             origin, forked_from, number, placed)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8, ?9, ?10, ?11, ?12, ?13)",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![
+                claim.id.as_str(),
+                claim.tenant.as_str(),
+                claim.key.as_ref().map(Key::as_str),
+                state.as_str(),
+                spec,
+                labels,
+                boot_id(),
+                signed(now),
+                close_at.map(signed),
+                claim.origin.as_ref().map(SnapshotId::as_str),
+                claim.forked_from.as_ref().map(SandboxId::as_str),
+                made.map(|(number, _)| number),
+                made.map(|(_, placed)| placed),
+            ])
+        })
+        .map_err(failed)?;
+    Ok(())
+}
+
 fn one(connection: &Connection, id: &SandboxId) -> rusqlite::Result<Option<Record>> {
     let sql = format!("SELECT {COLUMNS} FROM sandboxes WHERE id = ?1");
     connection.prepare_cached(&sql)?.query_row([id.as_str()], record).optional()
@@ -486,7 +507,6 @@ pub(crate) fn boot_id() -> &'static str {
 }
 
 impl Owner {
-    /// This process.
     /// This process.
     pub fn me() -> Self {
         let pid = std::process::id();

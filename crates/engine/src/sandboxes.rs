@@ -43,6 +43,7 @@ use crate::{
     Engine,
     events::{Event, Kind},
     lock::Lock,
+    pool::Offer,
     quota::Quota,
     registry::{Claim, Cursor, ListFilter, Owner, Page, Record, Registry, Sleep, Spec, State, boot_id},
     sleep::{Woken, damaged},
@@ -319,6 +320,11 @@ impl Engine {
             forked_from: None,
         };
         let (first, caller) = (wish.first, wish.caller.clone());
+        match self.take_ready(&claim, first, caller.clone()).await? {
+            Offer::Made(record) => return Ok(Some(*record)),
+            Offer::KeyTaken => return Ok(None),
+            Offer::Nothing => {}
+        }
         self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await
     }
 
@@ -488,7 +494,7 @@ impl Engine {
     }
 
     /// Removes box and files.
-    fn take_away(&self, id: &SandboxId, placed: Option<&Placed>) -> Result<(), Problem> {
+    pub(crate) fn take_away(&self, id: &SandboxId, placed: Option<&Placed>) -> Result<(), Problem> {
         let directory = self.directory(id);
         self.backend.destroy(id, &directory, placed)?;
         remove_tree(&directory)

@@ -127,6 +127,15 @@ pub enum Request {
         max_lifetime_s: u64,
     },
     Files(FileRequest),
+    /// The box is nobody's yet, and kept ready by this caller: answered when its interpreter has been warmed up. From now on it ends
+    /// with this connection, until `Claimed`.
+    KeepReady,
+    /// Of a box that is kept ready, by its keeper: it is somebody's now, as if it had just been made with these.
+    Claimed {
+        idle_timeout_s: u64,
+        max_lifetime_s: u64,
+        undo_calls: u32,
+    },
     /// The sandbox is to be written to disk: nothing new starts and nobody else is heard, until `Shutdown` or the end of
     /// this connection.
     PrepareSleep,

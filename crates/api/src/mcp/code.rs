@@ -439,7 +439,7 @@ impl Desk<'_> {
             self.server.lines.forget(key);
         }
         if delete_workspace {
-            engine.close(&record, None).await?;
+            engine.retire(&record).await?;
         } else {
             engine.stop(&record).await?;
         }

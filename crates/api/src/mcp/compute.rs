@@ -47,7 +47,7 @@ pub(super) async fn run(
     let record = engine.ephemeral(&wish).await?;
     let ended = Once { server, engine, record: &record }.run(arguments, client).await;
     // The sweep of the next call finds what could not be closed.
-    let _ = engine.close(&record, None).await;
+    let _ = engine.retire(&record).await;
     ended
 }
 

@@ -15,6 +15,7 @@ use axum::{
 };
 use carrel_engine::{
     Engine, Environments, Found, Owner, Record, Snapshot, Tenant, Wish,
+    pool::PoolStatus,
     snapshots::{Diff, Forked, RestoreWish, SnapshotFilter, SnapshotWish},
 };
 use carrel_proto::{
@@ -112,6 +113,8 @@ pub enum What {
     Close { id: SandboxId },
     /// Answered with [`Answer::All`].
     List,
+    /// Answered with [`Answer::Pool`].
+    Pool,
     /// Answered with [`Answer::Snapshot`].
     Snapshot { id: SandboxId, wish: SnapshotWish },
     /// Answered with [`Answer::Snapshots`].
@@ -161,6 +164,7 @@ impl What {
 pub enum Answer {
     Found(Box<Found>),
     All(Vec<Record>),
+    Pool(PoolStatus),
     Snapshot(Box<Snapshot>),
     Snapshots(Vec<Snapshot>),
     Forked(Box<Forked>),
@@ -240,6 +244,7 @@ async fn answer(daemon: &Daemon, ask: Ask) -> Result<Answer, Problem> {
             }
             Answer::All(engine.list()?)
         }
+        What::Pool => Answer::Pool(engine.pool()),
         what => return of_snapshots(&engine, what).await,
     })
 }

@@ -401,7 +401,7 @@ async fn close(
     caller.may(Scope::Run)?;
     let record = daemon.record(&caller, &id)?;
     if query.delete_workspace.unwrap_or(true) {
-        daemon.engine.close(&record, None).await?;
+        daemon.engine.retire(&record).await?;
     } else {
         daemon.engine.stop(&record).await?;
     }

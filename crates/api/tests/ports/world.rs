@@ -160,6 +160,7 @@ impl Drop for World {
         // A thread and a runtime of its own: the test's may be unwinding.
         let closing = std::thread::spawn(move || -> Result<(), Problem> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(engine.finish_retiring());
             engine.list()?.iter().try_for_each(|record| runtime.block_on(engine.close(record, None)))
         });
         let closed = closing.join();

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use carrel_api::rest::desk::About;
 use carrel_backend::host::HostInterpreters;
-use carrel_engine::{Engine, call::Output as Piece};
+use carrel_engine::{
+    Engine,
+    call::Output as Piece,
+    pool::{PoolStatus, ReadyKind},
+};
 use carrel_proto::{
     guest::Language,
     id::SessionName,
@@ -36,6 +40,8 @@ struct Facts {
     state: String,
     /// The daemon that the other commands go through.
     daemon: Option<About>,
+    /// What that keeps ready.
+    pool: Option<PoolStatus>,
     cgroup: &'static str,
     /// The kernel's version of Landlock, 0 without it.
     landlock: u8,
@@ -82,7 +88,7 @@ pub(crate) async fn run(
     let daemon = if alone { None } else { Client::find(settings, output).await };
     let context = &Looking { engine, settings, output, daemon };
     if args.prove {
-        return prove::run(&context.engine, output.json, args.filter.as_deref()).await;
+        return prove::run(&context.engine, output.json, args.filter.as_deref(), args.pool).await;
     }
     let progress = Progress::start(context.output, "looking around");
     let facts = look(args, context).await;
@@ -115,6 +121,11 @@ async fn look(args: &Doctor, context: &Looking<'_>) -> Facts {
         user: User { uid: uid.as_raw(), root: uid.is_root() },
         state: context.engine.state_directory().display().to_string(),
         daemon: context.daemon.as_ref().map(|client| client.about.clone()),
+        pool: match &context.daemon {
+            // One that does not say has other troubles, which its own line shows.
+            Some(client) => client.pool().await.ok(),
+            None => None,
+        },
         cgroup: cgroup(),
         landlock: landlock(),
         seccomp: read("/proc/sys/kernel/seccomp/actions_avail").is_some() || status_has("Seccomp:"),
@@ -185,6 +196,7 @@ fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
         ("user", format!("{}{}", facts.user.uid, if facts.user.root { " (root)" } else { "" })),
         ("state", facts.state.clone()),
         ("daemon", daemon),
+        ("pool", pool(facts, context.settings)),
         ("cgroup", facts.cgroup.to_owned()),
         ("seccomp", if facts.seccomp { "yes" } else { "no" }.to_owned()),
         (
@@ -227,6 +239,30 @@ fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
         output.warning("not every limit can be enforced on this host");
     }
     Ok(())
+}
+
+/// What stands ready, in words.
+fn pool(facts: &Facts, settings: &Settings) -> String {
+    let Some(pool) = &facts.pool else {
+        return match settings.pool.ceiling {
+            0 => "off".to_owned(),
+            most => format!("of a daemon; at most {most} sandboxes would stand ready"),
+        };
+    };
+    let named = |kind: &ReadyKind| {
+        let language = kind.language.map_or("no interpreter", Language::as_str);
+        format!("{} {} with {language}", kind.count, kind.environment)
+    };
+    let ready = match pool.ready.is_empty() {
+        true => "nothing".to_owned(),
+        false => pool.ready.iter().map(named).collect::<Vec<_>>().join(", "),
+    };
+    let made = pool.claimed + pool.cold;
+    let why = pool.held_back.as_ref().map(|why| format!("; held back: {why}")).unwrap_or_default();
+    format!(
+        "{ready} ready, at most {}; {} of {made} new sandboxes came from it{why}",
+        pool.ceiling, pool.claimed
+    )
 }
 
 fn read(path: &str) -> Option<String> {

@@ -5,6 +5,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 pub(crate) use carrel_engine::nearest::nearest;
 use carrel_engine::{
     packing::PACK_AFTER,
+    pool,
     registry::{HIBERNATE_AFTER_S, STANDBY_AFTER_S},
 };
 use carrel_proto::{
@@ -43,6 +44,8 @@ pub(crate) enum Key {
     ServeAudit,
     ServePackAfter,
     OtlpEndpoint,
+    PoolFloor,
+    PoolCeiling,
 }
 
 /// A setting's value, checked.
@@ -90,7 +93,7 @@ pub(crate) enum Kind {
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 26] = [
+    pub(crate) const ALL: [Key; 28] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
@@ -117,9 +120,11 @@ impl Key {
         Key::ServeAudit,
         Key::ServePackAfter,
         Key::OtlpEndpoint,
+        Key::PoolFloor,
+        Key::PoolCeiling,
     ];
     /// Tables of a file that hold settings.
-    pub(crate) const SECTIONS: [&str; 5] = ["session", "limits", "project", "serve", "telemetry"];
+    pub(crate) const SECTIONS: [&str; 6] = ["session", "limits", "project", "serve", "telemetry", "pool"];
 
     /// In a file: `section.key`.
     pub(crate) fn name(self) -> &'static str {
@@ -150,6 +155,8 @@ impl Key {
             Key::ServeAudit => "serve.audit",
             Key::ServePackAfter => "serve.pack_after_seconds",
             Key::OtlpEndpoint => "telemetry.otlp_endpoint",
+            Key::PoolFloor => "pool.floor",
+            Key::PoolCeiling => "pool.ceiling",
         }
     }
 
@@ -183,6 +190,7 @@ impl Key {
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
             Key::Pids | Key::Execs => Kind::Count,
             Key::UndoCalls => Kind::UpTo(MAX_UNDO),
+            Key::PoolFloor | Key::PoolCeiling => Kind::UpTo(pool::MOST),
             Key::ProjectWritable | Key::ServeAudit => Kind::Flag,
         }
     }
@@ -209,6 +217,8 @@ impl Key {
             Key::StandbyAfter => Value::Time(Duration::from_secs(STANDBY_AFTER_S)),
             Key::HibernateAfter => Value::Time(Duration::from_secs(HIBERNATE_AFTER_S)),
             Key::UndoCalls => Value::Count(DEFAULT_UNDO),
+            Key::PoolFloor => Value::Count(pool::DEFAULT_FLOOR),
+            Key::PoolCeiling => Value::Count(pool::DEFAULT_CEILING),
             Key::Cpus => Value::Cpus(limits.cpu_millis),
             Key::Memory => Value::Size(limits.memory),
             Key::Pids => Value::Count(limits.pids),
@@ -225,7 +235,7 @@ impl Key {
     pub(crate) fn in_project_file(self) -> bool {
         match self {
             Key::State | Key::Isolation => false,
-            _ => !self.name().starts_with("serve.") && !self.name().starts_with("telemetry."),
+            _ => !["serve.", "telemetry.", "pool."].iter().any(|section| self.name().starts_with(section)),
         }
     }
 }

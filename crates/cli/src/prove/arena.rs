@@ -30,6 +30,7 @@ use super::{
     attack::{PROGRAM, Way, attack, command, ended, finding, listen, results},
     host, progress,
     report::{Finding, Verdict},
+    ring::Ring,
     sha256,
 };
 
@@ -109,6 +110,7 @@ fn random_word() -> io::Result<String> {
 #[derive(Debug)]
 pub(super) struct Arena<'a> {
     pub(super) engine: &'a Engine,
+    pub(super) ring: Ring<'a>,
     bait: Bait,
     /// Attacked by the light probes.
     a: Record,
@@ -152,23 +154,32 @@ pub(super) fn arm(engine: &Engine, record: &Record) -> Result<(), Problem> {
 const TREASURE: &str = "treasure";
 
 impl<'a> Arena<'a> {
-    pub(super) async fn set_up(engine: &'a Engine) -> Result<Self, Problem> {
+    pub(super) async fn set_up(mut ring: Ring<'a>) -> Result<Self, Problem> {
         progress("making sandboxes");
+        let engine = ring.engine;
         let bait = Bait::lay().map_err(broken("laying bait on the host"))?;
-        let a = engine.ephemeral(&wish(small_limits())).await?;
-        let b = match engine.ephemeral(&wish(small_limits())).await {
-            Ok(b) => b,
-            Err(problem) => {
-                let _ = engine.close(&a, None).await;
-                return Err(problem);
+        let mut made = Vec::new();
+        for _ in 0..2 {
+            match ring.sandbox(&wish(small_limits())).await {
+                Ok(record) => made.push(record),
+                Err(problem) => {
+                    for record in &made {
+                        let _ = engine.close(record, None).await;
+                    }
+                    ring.close().await;
+                    return Err(problem);
+                }
             }
+        }
+        let (Some(b), Some(a)) = (made.pop(), made.pop()) else {
+            return Err(Problem::internal("two sandboxes were made and are not there"));
         };
         let marker =
             format!("carrel-prove-marker-{}", random_word().map_err(broken("asking for randomness"))?);
         let treasure = random_word().map_err(broken("asking for randomness"))?;
         let traces = vec![host::Trace::of(engine, &a), host::Trace::of(engine, &b)];
         let facts = BTreeMap::new();
-        let mut arena = Self { engine, bait, a, b, marker, marker_exec: None, treasure, facts, traces };
+        let mut arena = Self { engine, ring, bait, a, b, marker, marker_exec: None, treasure, facts, traces };
         match arena.furnish().await {
             Ok(()) => Ok(arena),
             Err(problem) => {
@@ -361,9 +372,10 @@ impl<'a> Arena<'a> {
     }
 
     /// Closes both boxes and looks for what they left.
-    pub(super) async fn tear_down(self) -> Vec<Finding> {
+    pub(super) async fn tear_down(mut self) -> Vec<Finding> {
         progress("closing");
         let mut wrong = Vec::new();
+        self.ring.close().await;
         for record in [&self.a, &self.b] {
             if let Err(problem) = self.engine.close(record, None).await {
                 wrong.push(format!("closing {}: {}", record.id, problem.message));

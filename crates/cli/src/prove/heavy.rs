@@ -124,7 +124,7 @@ pub(super) async fn run(arena: &mut Arena<'_>, probes: &[&Probe]) -> Result<Vec<
             // Half a CPU can be told from all of them on any machine.
             limits.cpu_millis = 500;
         }
-        let record = arena.engine.ephemeral(&wish(limits)).await?;
+        let record = arena.ring.sandbox(&wish(limits)).await?;
         arena.remember(&record);
         let judged = one(arena, probe, &record, &mut neighbour).await;
         if let Err(problem) = arena.engine.status(&record).await {

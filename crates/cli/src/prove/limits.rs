@@ -34,7 +34,7 @@ pub(super) async fn run(
     let mut made = Ok(());
     for way in WAYS.into_iter().filter(|way| takes("processes", &name(way))) {
         progress(&name(way));
-        match arena.engine.ephemeral(&wish(small_limits())).await {
+        match arena.ring.sandbox(&wish(small_limits())).await {
             Ok(record) => {
                 arena.remember(&record);
                 made = made.and(arm(arena.engine, &record));

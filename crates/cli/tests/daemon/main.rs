@@ -8,5 +8,6 @@ mod chaos;
 mod client;
 mod load;
 mod patience;
+mod pool;
 mod server;
 mod tenants;

@@ -18,10 +18,24 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start() -> Self {
+        Self::configured("")
+    }
+
+    /// With this text as its configuration.
+    pub(crate) fn configured(text: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir(directory.path().join("home")).unwrap();
+        let place = directory.path().join("home/.config/carrel");
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("carrel.toml"), text).unwrap();
         let child = start(directory.path());
         Self { directory, child }
+    }
+
+    /// Tells it to end, and waits.
+    pub(crate) fn end(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

@@ -152,6 +152,8 @@ impl World {
             locks: Default::default(),
             events: Arc::default(),
             watch: Default::default(),
+            pool: Default::default(),
+            retiring: Default::default(),
         };
         let engine = Engine { core: Arc::new(core), environments: Arc::default() };
         let wish = Wish { idle_timeout_s: 600, max_lifetime_s: 3600, ..Wish::default() };

@@ -2,12 +2,15 @@
 //! descriptors) is looked up when somebody asks.
 
 use std::{
-    sync::{Mutex, PoisonError, atomic::AtomicU64},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use axum::http::{Method, StatusCode};
-use carrel_engine::{Engine, State, journal::Journal};
+use carrel_engine::{Engine, State, journal::Journal, pool::PoolStatus};
 use carrel_proto::{guest::Language, outcome::Outcome, problem::Problem};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -47,6 +50,18 @@ struct StateLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReadyLabels {
+    environment: String,
+    language: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabels {
+    /// `pool`, or `cold`: made while its caller waited.
+    source: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct JournalLabels {
     journal: &'static str,
 }
@@ -60,6 +75,11 @@ pub(crate) struct Counts {
     calls: Family<CallLabels, Counter>,
     call_time: Histograms<CallLabels>,
     sandboxes: Family<StateLabels, Gauge>,
+    ready: Family<ReadyLabels, Gauge>,
+    /// The engine counts these; they only ever grow, and are copied when somebody asks.
+    claims: Family<SourceLabels, Counter>,
+    refills: Counter,
+    dropped: Counter,
     lost_lines: Family<JournalLabels, Gauge<u64, AtomicU64>>,
     memory: Gauge<u64, AtomicU64>,
     files: Gauge<u64, AtomicU64>,
@@ -76,6 +96,10 @@ impl Default for Counts {
             calls: Family::default(),
             call_time: Family::new_with_constructor(histogram),
             sandboxes: Family::default(),
+            ready: Family::default(),
+            claims: Family::default(),
+            refills: Counter::default(),
+            dropped: Counter::default(),
             lost_lines: Family::default(),
             memory: Gauge::default(),
             files: Gauge::default(),
@@ -98,6 +122,14 @@ impl Default for Counts {
             counts.call_time.clone(),
         );
         registry.register("sandboxes", "Sandboxes by state", counts.sandboxes.clone());
+        registry.register("pool_ready", "Boxes that stand ready", counts.ready.clone());
+        registry.register(
+            "pool_claims",
+            "New sandboxes, from the pool or made on demand",
+            counts.claims.clone(),
+        );
+        registry.register("pool_refills", "Boxes that were made ready", counts.refills.clone());
+        registry.register("pool_dropped", "Ready boxes that went unused", counts.dropped.clone());
         registry.register(
             "journal_lines_lost",
             "Lines that a journal had no room for",
@@ -158,6 +190,7 @@ impl Counts {
     /// All of it, as Prometheus reads it. Waits for the disk.
     pub(crate) fn text(&self, engine: &Engine, audit: Option<&Journal>) -> Result<String, Problem> {
         self.count_sandboxes(engine)?;
+        self.count_pool(&engine.pool());
         let journals = [("events", engine.events().journal()), ("audit", audit)];
         for (journal, found) in journals {
             if let Some(found) = found {
@@ -170,6 +203,22 @@ impl Counts {
         let mut text = String::with_capacity(16 << 10);
         encode(&mut text, &self.registry).map_err(Problem::internal)?;
         Ok(text)
+    }
+
+    fn count_pool(&self, pool: &PoolStatus) {
+        // Kinds that are gone are not reported as ready for ever.
+        self.ready.clear();
+        for kind in &pool.ready {
+            let language = kind.language.map_or("none", Language::as_str);
+            let labels = ReadyLabels { environment: kind.environment.clone(), language };
+            // Kinds may differ in their limits alone.
+            self.ready.get_or_create(&labels).inc_by(i64::from(kind.count));
+        }
+        for (source, count) in [("pool", pool.claimed), ("cold", pool.cold)] {
+            self.claims.get_or_create(&SourceLabels { source }).inner().store(count, Ordering::Relaxed);
+        }
+        self.refills.inner().store(pool.made, Ordering::Relaxed);
+        self.dropped.inner().store(pool.dropped, Ordering::Relaxed);
     }
 
     fn count_sandboxes(&self, engine: &Engine) -> Result<(), Problem> {

@@ -51,7 +51,7 @@ impl Drop for Ephemeral {
         // Without a runtime the process is ending: whoever comes next sweeps.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let closing = async move {
-                if let Err(problem) = engine.close(&record, None).await {
+                if let Err(problem) = engine.retire(&record).await {
                     tracing::warn!(sandbox = record.id.as_str(), "closing: {problem}");
                 }
             };
