@@ -190,10 +190,6 @@ impl World {
         self.engine.start(record, exec).await.map(drop)
     }
 
-    pub(crate) async fn standby(&self, record: &Record) -> Result<(), Problem> {
-        self.engine.standby(record).await.map(drop)
-    }
-
     /// A sandbox whose agent answers; no interpreter yet.
     pub(crate) async fn create(&self) -> Result<Duration, Problem> {
         let start = Instant::now();

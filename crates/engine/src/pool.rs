@@ -46,7 +46,7 @@ use tokio::sync::{Notify, RwLock};
 
 use self::shelves::{Kind, Order, Shelves};
 use crate::{
-    Engine, Wish,
+    Engine, Whereabouts, Wish,
     events::{Event, Kind as Said},
     lock::Lock,
     registry::{Claim, Record, Spec},
@@ -211,6 +211,7 @@ impl Engine {
         let environments = self.environments();
         let kind = Kind {
             source: environments.source(&environment).ok()?.clone(),
+            whereabouts: environments.whereabouts().clone(),
             language: environments.first_language(Some(&environment)),
             limits: wish.limits.clone(),
             isolation: wish.isolation,
@@ -229,6 +230,7 @@ impl Engine {
         let kind = Kind {
             environment: spec.environment.clone(),
             source: environments.source(&spec.environment).ok()?.clone(),
+            whereabouts: spec.whereabouts.clone().unwrap_or_default(),
             limits: spec.limits.clone(),
             isolation: spec.isolation,
             language: first.or_else(|| environments.first_language(Some(&spec.environment))),
@@ -277,7 +279,7 @@ impl Engine {
         kind: &Kind,
         caller: Option<Arc<str>>,
     ) -> Passed {
-        if !self.is_usable(&ready) {
+        if !self.is_usable(&ready, &kind.whereabouts) {
             self.drop_later(vec![ready]);
             return Passed::Unusable;
         }
@@ -318,8 +320,8 @@ impl Engine {
     }
 
     /// Whether what it was made of is what a new one would be made of. Whether its agent lives is seen when that is told.
-    fn is_usable(&self, ready: &Ready) -> bool {
-        self.environment(&ready.environment.name).is_ok_and(|now| now == ready.environment)
+    fn is_usable(&self, ready: &Ready, maker: &Whereabouts) -> bool {
+        self.environment(&ready.environment.name, maker).is_ok_and(|now| now == ready.environment)
             && ready.environment.stamp() == ready.stamp
     }
 

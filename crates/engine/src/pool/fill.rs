@@ -171,7 +171,7 @@ impl Engine {
 
     fn make_unclaimed(&self, kind: &Kind, undo_calls: u32) -> Result<Unclaimed, Problem> {
         self.backend.expect();
-        let environment = self.environment(&kind.environment)?;
+        let environment = self.environment(&kind.environment, &kind.whereabouts)?;
         let id = SandboxId::from_random(random()?);
         // Before there is anything of it, so that no sweep ever finds it with a free lock while we live.
         let lock = Lock::take_new(&self.settings.state, &id)?;
@@ -218,6 +218,7 @@ fn nobodys(id: &SandboxId, number: u32, kind: &Kind, undo_calls: u32) -> Record 
             hibernate_after_s: 0,
             undo_calls,
             ephemeral: None,
+            whereabouts: Some(kind.whereabouts.clone()),
         },
         labels: Labels::default(),
         placed: None,

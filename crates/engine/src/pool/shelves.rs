@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use carrel_backend::IsolationLevel;
+use carrel_backend::{IsolationLevel, host::Whereabouts};
 use carrel_proto::{guest::Language, limits::Limits};
 
 use super::PoolSize;
@@ -34,6 +34,8 @@ pub(crate) struct Kind {
     pub(super) environment: String,
     /// A name may mean something else to another caller, and after a reload.
     pub(super) source: Source,
+    /// Whose interpreters it has.
+    pub(super) whereabouts: Whereabouts,
     pub(super) limits: Limits,
     pub(super) isolation: IsolationLevel,
     /// The interpreter that is up.
@@ -319,6 +321,7 @@ mod tests {
         let kind = Kind {
             environment: environment.to_owned(),
             source: Source::Preset(Language::Python),
+            whereabouts: Whereabouts::default(),
             limits: Limits::default(),
             isolation: IsolationLevel::Jail,
             language: Some(Language::Python),
