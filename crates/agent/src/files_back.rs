@@ -49,8 +49,8 @@ const LONGEST_ON_PATH: Duration = Duration::from_millis(100);
 const LONGEST_LOOK: Duration = Duration::from_secs(2);
 /// Between two attempts at a workspace that takes too long.
 const AGAIN: Duration = Duration::from_secs(10);
-/// How long what a call has left may take to be gone once it is killed.
-const DYING: Duration = Duration::from_secs(2);
+/// How long what a call has left may take to be gone once it is killed: on a machine that has much else to do, not at once.
+const DYING: Duration = Duration::from_secs(5);
 
 const OTHER_CALL: &str = "another call ran at the same time";
 const OTHER_CHANGED: &str = "another call has changed files since";

@@ -649,8 +649,10 @@ impl Agent {
         };
         let Some(target) = target else {
             // Before its first call an interpreter was new.
-            if let Some(process) = self.processes.get(&id) {
+            if let Some(process) = self.processes.get_mut(&id) {
                 process.runner.kill_all();
+                // With all that is below its runner: files are put back when that is gone.
+                process.ended = true;
             }
             let point = self.interpreters.get_mut(&id).map(|one| one.history.point_after(None));
             self.close_interpreter(id);
