@@ -144,6 +144,7 @@ impl What {
             What::Ephemeral { .. } => ("ephemeral", None),
             What::Close { id } => ("close", Some(id)),
             What::List => ("list", None),
+            What::Pool => ("pool", None),
             What::Snapshot { id, .. } => ("snapshot", Some(id)),
             What::Snapshots => ("snapshots", None),
             What::DeleteSnapshot { .. } => ("delete_snapshot", None),
@@ -179,7 +180,7 @@ impl Answer {
             Answer::Found(found) => visit.acts_on(&found.record.id),
             Answer::Snapshot(snapshot) => visit.acts_on_snapshot(&snapshot.id),
             Answer::Forked(forked) => forked.forks.iter().for_each(|fork| visit.acts_on(&fork.record.id)),
-            Answer::All(_) | Answer::Snapshots(_) | Answer::Diff(_) | Answer::Done => {}
+            Answer::All(_) | Answer::Pool(_) | Answer::Snapshots(_) | Answer::Diff(_) | Answer::Done => {}
         }
     }
 }
