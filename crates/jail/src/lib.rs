@@ -13,6 +13,8 @@
 pub mod caps;
 pub mod cgroup;
 pub mod confine;
+#[cfg(target_arch = "x86_64")]
+pub mod image;
 pub mod landlock;
 pub mod mounts;
 pub mod net;
@@ -20,6 +22,8 @@ pub mod seccomp;
 pub mod session;
 pub mod stage;
 pub mod sys;
+#[cfg(target_arch = "x86_64")]
+pub mod trace;
 pub mod tree;
 pub mod userns;
 pub mod visit;
