@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io::{self, Read},
-    os::unix::net::UnixListener,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -57,6 +57,8 @@ pub(crate) struct Agent {
     /// What changed below the workspace.
     pub(crate) changes: Changes,
     pub(crate) root: Option<Root>,
+    /// Of a warm python, if there is one; see [`crate::copies`].
+    pub(crate) image: Option<OwnedFd>,
     pub(crate) connections: BTreeMap<u32, Connection>,
     pub(crate) sessions: BTreeMap<SessionName, Session>,
     pub(crate) processes: BTreeMap<u32, Process>,
@@ -109,6 +111,7 @@ pub(crate) fn run() -> io::Result<()> {
     let listener = UnixListener::from(sys::inherited(config.listener)?);
     listener.set_nonblocking(true)?;
     let meters = Meters::new(&config.meters);
+    let image = config.image.map(sys::inherited).transpose()?;
     let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
     let changes = Changes::new(config.places.workspace.clone());
     let poller = Poller::new()?;
@@ -124,6 +127,7 @@ pub(crate) fn run() -> io::Result<()> {
         watch,
         changes,
         root: None,
+        image,
         connections: BTreeMap::new(),
         sessions: BTreeMap::new(),
         processes: BTreeMap::new(),

@@ -59,7 +59,10 @@ pub use crate::{
     tenant::{Labels, Tenant},
 };
 use crate::{events::Hub, lock::Locks, registry::Registry};
-pub use carrel_backend::IsolationLevel;
+pub use carrel_backend::{
+    IsolationLevel,
+    warm::{Told, Warmth},
+};
 
 /// Everything an engine needs to know of its surroundings.
 #[derive(Debug, Clone)]
@@ -181,6 +184,29 @@ impl Engine {
             *last = Some((Instant::now(), found.clone()));
         }
         Ok(found)
+    }
+
+    /// Sees to it that interpreters of new sandboxes with this environment can be copied from a warm parent, while others work.
+    /// Nobody depends on it: without a parent they are started.
+    pub(crate) fn warm_up(&self, environment: String) {
+        let engine = self.clone();
+        drop(tokio::task::spawn_blocking(move || {
+            if let Ok(environment) = engine.environment(&environment) {
+                engine.backend.make_parent(&environment);
+            }
+        }));
+    }
+
+    /// Makes the warm parent of an environment now, if one is due, and says what there is: `None` where none is wanted.
+    pub fn parent(&self, environment: &str) -> Result<Option<Result<Told, String>>, Problem> {
+        let environment = self.environment(environment)?;
+        self.backend.make_parent(&environment);
+        Ok(self.jail.parent(&environment))
+    }
+
+    /// Whether and how warm parents are made, for sandboxes that are made from now on.
+    pub fn set_warmth(&self, warmth: Warmth) {
+        self.jail.set_warmth(warmth);
     }
 
     /// Where what is derived from the host is kept.

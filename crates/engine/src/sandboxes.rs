@@ -318,7 +318,12 @@ impl Engine {
             forked_from: None,
         };
         let (first, caller) = (wish.first, wish.caller.clone());
-        self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await
+        let environment = claim.spec.environment.clone();
+        let made = self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await?;
+        if made.is_some() && self.backend.wants_parent() {
+            self.warm_up(environment);
+        }
+        Ok(made)
     }
 
     fn claim_and_place(
@@ -400,6 +405,7 @@ impl Engine {
             first,
             life: before.map_or(0, |placed| placed.life + 1),
             undo_calls: record.spec.undo_calls,
+            parent: None,
         })
     }
 

@@ -11,8 +11,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"carrel\0\x01");
 pub const PAGE: u64 = 4096;
 /// Exit status of a graft that found something other than the image says.
 pub const FAILED: i32 = 96;
-/// Where a graft finds the image: right behind standard streams and a driver's pipes.
-pub const IMAGE_FD: i32 = 5;
+/// Where a graft finds the image: behind standard streams, a driver's pipes and what its runner keeps for itself.
+pub const IMAGE_FD: i32 = 6;
 /// The first argument that makes the agent's program a graft.
 pub const ARGUMENT: &str = "graft";
 /// Words of the auxiliary vector that are kept; the kernel keeps no more than this.

@@ -165,7 +165,7 @@ fn look_around(stack: u64) -> Own {
     }
     let start = (&raw const __executable_start) as u64 & !(PAGE - 1);
     let tables = page_up((&raw const _end) as u64);
-    Own { start, tables, end: tables, stack: (stack - STACK_ROOM, page_up(name + 9)), vdso }
+    Own { start, tables, end: tables, stack: ((stack - STACK_ROOM) & !(PAGE - 1), page_up(name + 9)), vdso }
 }
 
 /// Maps the tables and checks that what they say can be read.

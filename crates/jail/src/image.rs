@@ -63,13 +63,22 @@ fn refuse(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }
 
-/// Waits until the process sleeps, and takes its image. The process stays as it is.
+/// Whether a process sleeps, so that an image can be taken. Of one that may not be looked at: no.
+pub fn sleeps(pid: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    let number = text.split(' ').next().and_then(|number| number.parse().ok());
+    number.is_some_and(|number| SLEEPS.contains(&number))
+}
+
+/// Takes the image of a process that sleeps, and goes on sleeping.
 pub fn take(pid: i32) -> io::Result<Image> {
     let traced = Traced::stop(pid)?;
-    traced.run_until_call(|registers| SLEEPS.contains(&registers.orig_rax))?;
     let process = Process::open(pid)?;
-    process.refuse_what_is_not_kept(&traced)?;
     let registers = traced.registers()?;
+    if !SLEEPS.contains(&registers.orig_rax) {
+        return Err(refuse("it does not sleep"));
+    }
+    process.refuse_what_is_not_kept(&traced)?;
     let mut taken = Taken::default();
     for mapping in process.mappings()? {
         taken.add(&process, &mapping, registers.rsp)?;

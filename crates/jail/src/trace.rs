@@ -2,21 +2,13 @@
 
 #![expect(unsafe_code, reason = "ptrace has no safe wrapper; each block is one call with its own SAFETY note")]
 
-use std::{
-    io,
-    marker::PhantomData,
-    mem,
-    ptr::{self},
-};
+use std::{io, marker::PhantomData, mem, ptr};
 
 const NT_PRSTATUS: usize = 1;
 const NT_PRFPREG: usize = 2;
 const PTRACE_GETREGSET: libc::c_uint = 0x4204;
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
-const SIGTRAP: i32 = 5;
-/// What a stop at a system call is marked with, with `PTRACE_O_TRACESYSGOOD`.
-const AT_SYSTEM_CALL: i32 = SIGTRAP | 0x80;
 
 pub type GeneralRegisters = libc::user_regs_struct;
 
@@ -45,9 +37,8 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
 impl Traced {
     /// Holds a process and stops it.
     pub fn stop(pid: i32) -> io::Result<Self> {
-        let options = libc::PTRACE_O_TRACESYSGOOD as usize;
         // SAFETY: seizing changes no memory of ours.
-        let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0_usize, options) };
+        let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0_usize, 0_usize) };
         check(seized)?;
         let traced = Self { pid, of_this_thread: PhantomData };
         // SAFETY: neither does stopping.
@@ -57,30 +48,7 @@ impl Traced {
         Ok(traced)
     }
 
-    /// Lets it go on until it enters a system call that `wanted` accepts. Signals reach it. An error: it has ended.
-    pub fn run_until_call(&self, wanted: impl Fn(&GeneralRegisters) -> bool) -> io::Result<()> {
-        if wanted(&self.registers()?) {
-            return Ok(());
-        }
-        let mut signal = 0_usize;
-        loop {
-            // SAFETY: letting the process go on changes no memory of ours.
-            let went = unsafe { libc::ptrace(libc::PTRACE_SYSCALL, self.pid, 0_usize, signal) };
-            check(went)?;
-            let status = self.wait()?;
-            let stop = libc::WSTOPSIG(status);
-            signal = 0;
-            if stop == AT_SYSTEM_CALL {
-                if wanted(&self.registers()?) {
-                    return Ok(());
-                }
-            } else if status >> 16 == 0 {
-                signal = usize::try_from(stop).map_err(io::Error::other)?;
-            }
-        }
-    }
-
-    fn wait(&self) -> io::Result<i32> {
+    fn wait(&self) -> io::Result<()> {
         let mut status = 0;
         loop {
             // SAFETY: `status` is a valid, writable integer.
@@ -88,7 +56,7 @@ impl Traced {
             match check(pid.into()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
-                Ok(_) if libc::WIFSTOPPED(status) => return Ok(status),
+                Ok(_) if libc::WIFSTOPPED(status) => return Ok(()),
                 Ok(_) => return Err(io::Error::other("the process has ended")),
             }
         }
