@@ -41,7 +41,7 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{COMPLETE, link::lost, pstree_image, userns_image};
+use crate::{COMPLETE, link::lost, memfd_image, pstree_image, userns_image};
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
 const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
@@ -345,6 +345,8 @@ fn show(session: &Path, view: &Path, ids: &Ids) -> Result<PathBuf, Problem> {
                 let bytes =
                     userns_image::with_ids(&fs::read(entry.path())?, ids).map_err(io::Error::other)?;
                 fs::write(shown, bytes)?;
+            } else if name == memfd_image::NAME {
+                fs::write(shown, memfd_image::with_owners(fs::read(entry.path())?))?;
             } else if name == pstree_image::NAME {
                 fs::write(shown, pstree_image::with_orphans_at_root(fs::read(entry.path())?))?;
             } else if fs::hard_link(entry.path(), &shown).is_err() {

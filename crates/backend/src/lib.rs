@@ -12,6 +12,7 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+mod memfd_image;
 pub mod port;
 mod pstree_image;
 mod spares;
