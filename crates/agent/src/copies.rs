@@ -15,7 +15,19 @@ use crate::serve::Agent;
 
 /// Variables that an interpreter, its libraries and the modules it may have loaded look at only once, when they start.
 const LOOKED_AT_ONCE: [&str; 14] = [
-    "PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "MPL",
+    "PYTHON",
+    "LC_",
+    "LANG",
+    "TZ",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "OMP_",
+    "OPENBLAS_",
+    "MKL_",
+    "BLIS_",
+    "NUMEXPR_",
+    "MPL",
     "GOTO_",
 ];
 

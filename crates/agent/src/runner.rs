@@ -256,7 +256,9 @@ fn become_program(launch: &Launch) -> io::Error {
         sys::close_on_exec_from(if launch.control.is_some() { 5 } else { 3 })?;
         if launch.image.is_some() {
             // The graft closes it itself.
-            std::mem::forget(sys::inherited(IMAGE_FD).and_then(|image| sys::place(&image, IMAGE_FD).map(|()| image))?);
+            std::mem::forget(
+                sys::inherited(IMAGE_FD).and_then(|image| sys::place(&image, IMAGE_FD).map(|()| image))?,
+            );
         }
         if launch.jailed {
             confine::apply(&launch.confinement)

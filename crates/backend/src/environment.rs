@@ -16,7 +16,7 @@ use carrel_proto::{
 };
 use serde::Deserialize;
 
-use crate::{etc, host::HostInterpreters};
+use crate::{etc, host::HostInterpreters, warm::Warmth};
 
 /// Software, resolved: what to mount and how to start each interpreter.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ pub struct Environment {
     pub interpreters: BTreeMap<Language, Interpreter>,
     pub variables: BTreeMap<String, String>,
     pub software: Software,
+    /// Whether its python is copied from a warm parent.
+    pub warmth: Warmth,
 }
 
 #[derive(Debug, Clone)]
@@ -84,6 +86,7 @@ impl Environment {
                 etc,
                 compiled_driver: host.compiled_driver.clone().filter(|path| path.exists()),
             }),
+            warmth: Warmth::default(),
         })
     }
 
@@ -133,6 +136,7 @@ impl Environment {
             interpreters,
             variables: manifest.variables,
             software: Software::Artifact { rootfs },
+            warmth: Warmth::default(),
         })
     }
 

@@ -31,7 +31,8 @@ use rustix::{
 use crate::{
     Backend, BoxRequest, IsolationLevel, Placed,
     checkpoint::{self, Criu, Image, Living},
-    environment::{self, Environment}, guest_programs, memory_of,
+    environment::{self, Environment},
+    guest_programs, memory_of,
     spares::Spares,
     stages::{self, Stages},
     stored,

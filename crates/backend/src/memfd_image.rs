@@ -36,7 +36,9 @@ fn changed(image: &[u8]) -> Option<Vec<u8>> {
             put(&mut owned, field);
             let value = number(&mut entry)?;
             match field & 7 {
-                0 => put(&mut owned, if [UID, GID].contains(&field) && value == NOBODY { BOX } else { value }),
+                0 => {
+                    put(&mut owned, if [UID, GID].contains(&field) && value == NOBODY { BOX } else { value })
+                }
                 2 => {
                     let (bytes, rest) = entry.split_at_checked(usize::try_from(value).ok()?)?;
                     put(&mut owned, value);

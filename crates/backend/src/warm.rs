@@ -13,10 +13,7 @@
 
 use std::{
     fs, io,
-    os::{
-        fd::AsRawFd,
-        unix::fs::MetadataExt,
-    },
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Mutex,
     thread,
@@ -28,12 +25,8 @@ use carrel_jail::{
     tree, userns,
     workspace::Kind,
 };
-use carrel_proto::{
-    guest::Language,
-    id::SandboxId,
-    limits::Limits,
-    problem::Problem,
-};
+use carrel_proto::{guest::Language, id::SandboxId, limits::Limits, problem::Problem};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Backend, BoxRequest, IsolationLevel,
@@ -61,8 +54,8 @@ const NUMBER: u32 = userns::ID_PAIRS - 1;
 /// Directories of parents are named by the process that makes them, and their box.
 const PREFIX: &str = "parent-of-";
 
-/// Whether and how parents are made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Whether and how an environment's parents are made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warmth {
     pub on: bool,
     /// Modules that a parent imports before its image is taken.
@@ -77,7 +70,6 @@ impl Default for Warmth {
 
 #[derive(Debug, Default)]
 pub(crate) struct Parents {
-    warmth: Mutex<Warmth>,
     known: Mutex<Vec<Parent>>,
     /// Held while one is made: a second one would be for nothing.
     making: Mutex<()>,
@@ -137,22 +129,17 @@ pub struct Told {
 }
 
 /// Everything that an image depends on but the files' content.
-fn name(environment: &Environment, warmth: &Warmth) -> String {
-    format!("{environment:?} {:?}", warmth.modules)
+fn name(environment: &Environment) -> String {
+    format!("{environment:?}")
 }
 
 impl Parents {
-    pub(crate) fn set(&self, warmth: Warmth) {
-        *lock(&self.warmth) = warmth;
-    }
-
     /// Where a stage can open the image for a box of this environment.
     pub(crate) fn image(&self, environment: &Environment) -> Option<PathBuf> {
-        let warmth = lock(&self.warmth).clone();
-        if !warmth.on {
+        if !environment.warmth.on {
             return None;
         }
-        let name = name(environment, &warmth);
+        let name = name(environment);
         let mut known = lock(&self.known);
         let at = known.iter().position(|parent| parent.environment == name)?;
         // Those that were used last are last.
@@ -178,16 +165,14 @@ impl Parents {
     }
 
     /// Whether a parent for this environment should be made now.
-    fn wants(&self, environment: &Environment) -> Option<Warmth> {
-        let warmth = lock(&self.warmth).clone();
+    fn wants(&self, environment: &Environment) -> bool {
         let python = environment.interpreters.get(&Language::Python);
-        if !warmth.on || python.is_none_or(|python| python.program.is_empty()) {
-            return None;
+        if !environment.warmth.on || python.is_none_or(|python| python.program.is_empty()) {
+            return false;
         }
-        let name = name(environment, &warmth);
+        let name = name(environment);
         let known = lock(&self.known);
-        let parent = known.iter().find(|parent| parent.environment == name);
-        parent.is_none_or(Parent::is_worn).then_some(warmth)
+        known.iter().find(|parent| parent.environment == name).is_none_or(Parent::is_worn)
     }
 
     fn keep(&self, parent: Parent) {
@@ -200,7 +185,7 @@ impl Parents {
     }
 
     pub(crate) fn told(&self, environment: &Environment) -> Option<Result<Told, String>> {
-        let name = name(environment, &lock(&self.warmth));
+        let name = name(environment);
         let known = lock(&self.known);
         let parent = known.iter().find(|parent| parent.environment == name)?;
         let told = |served: &Served| Told { bytes: served.image.bytes, copies: served.copies };
@@ -209,11 +194,6 @@ impl Parents {
 }
 
 impl Jail {
-    /// Whether parents are made, and with which modules; for boxes that are made from now on.
-    pub fn set_warmth(&self, warmth: Warmth) {
-        self.parents.set(warmth);
-    }
-
     /// What there is of a parent for this environment: `None` if nobody has asked for one yet.
     pub fn parent(&self, environment: &Environment) -> Option<Result<Told, String>> {
         self.parents.told(environment)
@@ -223,13 +203,14 @@ impl Jail {
     pub(crate) fn make_warm(&self, environment: &Environment) {
         // Somebody is at it.
         let Ok(_making) = self.parents.making.try_lock() else { return };
-        let Some(warmth) = self.parents.wants(environment) else { return };
-        let image = self.take_image(environment, &warmth).map_err(|problem| problem.message);
-        let name = name(environment, &warmth);
-        self.parents.keep(Parent { environment: name, taken: Instant::now(), image });
+        if !self.parents.wants(environment) {
+            return;
+        }
+        let image = self.take_image(environment).map_err(|problem| problem.message);
+        self.parents.keep(Parent { environment: name(environment), taken: Instant::now(), image });
     }
 
-    fn take_image(&self, environment: &Environment, warmth: &Warmth) -> Result<Served, Problem> {
+    fn take_image(&self, environment: &Environment) -> Result<Served, Problem> {
         let failed = |error: io::Error| Problem::internal(format!("making a warm parent: {error}"));
         self.remove_stray_parents();
         let mut random = [0; 10];
@@ -254,7 +235,7 @@ impl Jail {
             first: Some(Language::Python),
             life: 0,
             undo_calls: 0,
-            parent: Some(warmth.modules.clone()),
+            parent: Some(environment.warmth.modules.clone()),
         };
         let placed = self.create(&request);
         let taken = placed.as_ref().map_err(Clone::clone).and_then(|placed| {
@@ -264,7 +245,8 @@ impl Jail {
             Ok(Served { image, copies: 0, files })
         });
         // A box that could not be made is gone already.
-        let ended = placed.map_or(Ok(()), |placed| self.destroy(&request.id, &request.directory, Some(&placed)));
+        let ended =
+            placed.map_or(Ok(()), |placed| self.destroy(&request.id, &request.directory, Some(&placed)));
         let _ = fs::remove_dir_all(&request.directory);
         ended.and(taken)
     }

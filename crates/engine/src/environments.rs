@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use carrel_backend::environment::Environment;
+use carrel_backend::{environment::Environment, warm::Warmth};
 use carrel_proto::{
     guest::Language,
     message::DEFAULT_UNDO,
@@ -25,13 +25,16 @@ pub struct Environments {
     /// How many calls can be taken back, where a caller does not say.
     #[serde(default)]
     undo_calls: BTreeMap<String, u32>,
+    /// Whether interpreters are copied from warm parents.
+    #[serde(default)]
+    warmth: Warmth,
 }
 
 impl Default for Environments {
     /// The presets, one per language.
     fn default() -> Self {
         let sources = Language::ALL.map(|language| (language.as_str().to_owned(), Source::Preset(language)));
-        Self { sources: sources.into(), undo_calls: BTreeMap::new() }
+        Self { sources: sources.into(), undo_calls: BTreeMap::new(), warmth: Warmth::default() }
     }
 }
 
@@ -47,6 +50,14 @@ impl Environments {
     /// How many calls can be taken back in a sandbox of this environment, if nobody says otherwise.
     pub fn undo_calls(&self, name: &str) -> u32 {
         self.undo_calls.get(name).copied().unwrap_or(DEFAULT_UNDO)
+    }
+
+    pub fn set_warmth(&mut self, warmth: Warmth) {
+        self.warmth = warmth;
+    }
+
+    pub fn warmth(&self) -> &Warmth {
+        &self.warmth
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -67,10 +78,11 @@ impl Environments {
 
     /// The software of an environment, looked up on this host.
     pub fn resolve(&self, name: &str, derived: &std::path::Path) -> Result<Environment, Problem> {
-        match self.source(name)? {
+        let found = match self.source(name)? {
             Source::Preset(language) => Environment::preset(name, *language, derived),
             Source::Artifact(directory) => Environment::artifact(name, directory),
-        }
+        };
+        Ok(Environment { warmth: self.warmth.clone(), ..found? })
     }
 
     /// What code for environment `wanted` (or for none in particular) is written in, in a sandbox of environment `own`.

@@ -150,7 +150,9 @@ impl Engine {
 
     /// This engine for a caller who has environments of its own.
     #[must_use]
-    pub fn with_environments(&self, environments: Environments) -> Self {
+    pub fn with_environments(&self, mut environments: Environments) -> Self {
+        // What parents load is the operator's to say: they are for everybody.
+        environments.set_warmth(self.environments().warmth().clone());
         Self { core: Arc::clone(&self.core), environments: Arc::new(RwLock::new(Arc::new(environments))) }
     }
 
@@ -175,6 +177,7 @@ impl Engine {
             && known.name == name
             // Another caller's preset of this name may be for another language.
             && *source == Source::Preset(known.language)
+            && known.warmth == *environments.warmth()
             && looked.elapsed() < LOOK_AGAIN
         {
             return Ok(known.clone());
@@ -202,11 +205,6 @@ impl Engine {
         let environment = self.environment(environment)?;
         self.backend.make_parent(&environment);
         Ok(self.jail.parent(&environment))
-    }
-
-    /// Whether and how warm parents are made, for sandboxes that are made from now on.
-    pub fn set_warmth(&self, warmth: Warmth) {
-        self.jail.set_warmth(warmth);
     }
 
     /// Where what is derived from the host is kept.

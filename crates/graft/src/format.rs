@@ -17,6 +17,7 @@ pub const IMAGE_FD: i32 = 6;
 pub const ARGUMENT: &str = "graft";
 /// Words of the auxiliary vector that are kept; the kernel keeps no more than this.
 pub const AUXV: usize = 48;
+pub const AUXV_BYTES: u32 = 8 * 48;
 /// A program has a few hundred mappings; a table that is longer is not ours.
 pub const MAX_SEGMENTS: u64 = 8192;
 
@@ -81,6 +82,10 @@ pub enum Kind {
     Stack = 4,
     /// The kernel's own: moved, not mapped.
     System = 5,
+    /// Made anew, because its content is for one process alone: random numbers yet to be given out. A fork has it empty.
+    Wiped = 6,
+    /// The same; the kernel may empty it at any time.
+    Droppable = 7,
 }
 
 #[repr(C)]

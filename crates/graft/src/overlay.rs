@@ -6,8 +6,8 @@
 use core::arch::{asm, global_asm};
 
 use crate::format::{
-    AUXV, FAILED, HEADER_BYTES, Header, IMAGE_FD, Kind, MAGIC, MAX_SEGMENTS, MappedFile, PAGE, Registers,
-    SEGMENT_BYTES, Segment,
+    AUXV_BYTES, FAILED, FILE_BYTES, HEADER_BYTES, Header, IMAGE_FD, Kind, MAGIC, MAX_SEGMENTS, MappedFile,
+    PAGE, Registers, SEGMENT_BYTES, Segment,
 };
 
 // The agent's entry point. With the one argument `graft` it is one; anything else is the agent's own business.
@@ -43,6 +43,7 @@ const MUNMAP: u64 = 11;
 const RT_SIGACTION: u64 = 13;
 const PREAD: u64 = 17;
 const MREMAP: u64 = 25;
+const MADVISE: u64 = 28;
 const OPEN: u64 = 2;
 const CLOSE: u64 = 3;
 const FSTAT: u64 = 5;
@@ -57,10 +58,12 @@ const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
 const MAP_SHARED: u64 = 1;
 const MAP_PRIVATE: u64 = 2;
+const MAP_DROPPABLE: u64 = 8;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
 /// Never over something that is there.
 const MAP_EXACTLY: u64 = 0x10_0000;
+const MADV_WIPEONFORK: u64 = 18;
 const MREMAP_EXACTLY: u64 = 3;
 const O_RDONLY_CLOEXEC: u64 = 0o2_000_000;
 const PR_SET_NAME: u64 = 15;
@@ -72,6 +75,11 @@ const AT_NULL: u64 = 0;
 const AT_EXECFN: u64 = 31;
 const AT_SYSINFO_EHDR: u64 = 33;
 const ROBUST_LIST_BYTES: u64 = 24;
+
+const IMAGE: u64 = IMAGE_FD.unsigned_abs() as u64;
+/// Descriptors are small; what is larger is an error, or none.
+const MAX_FD: u64 = 1 << 20;
+const NO_FD: u64 = u64::MAX;
 
 /// What is left free below our own stack, for it to grow.
 const STACK_ROOM: u64 = 1 << 20;
@@ -85,8 +93,8 @@ struct Layout {
     program: u32,
 }
 
-fn call(number: u64, a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
-    let result: i64;
+fn call(number: u64, a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> u64 {
+    let result: u64;
     // SAFETY: what each call does to this process's memory is justified where it is made; the instruction itself
     // changes only the registers that are named.
     unsafe {
@@ -103,8 +111,13 @@ fn call(number: u64, a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
 
 fn fail() -> ! {
     loop {
-        call(EXIT_GROUP, FAILED as u64, 0, 0, 0, 0, 0);
+        call(EXIT_GROUP, FAILED.unsigned_abs().into(), 0, 0, 0, 0, 0);
     }
+}
+
+/// Closing what is none does nothing.
+fn close(fd: u64) {
+    call(CLOSE, fd, 0, 0, 0, 0, 0);
 }
 
 fn need(ok: bool) {
@@ -137,9 +150,9 @@ struct Own {
     vdso: u64,
 }
 
-fn map(at: u64, length: u64, protection: u64, flags: u64, fd: i32, offset: u64) {
-    let mapped = call(MMAP, at, length, protection, flags | MAP_EXACTLY, fd as u64, offset);
-    need(mapped as u64 == at);
+fn map(at: u64, length: u64, protection: u64, flags: u64, fd: u64, offset: u64) {
+    let mapped = call(MMAP, at, length, protection, flags | MAP_EXACTLY, fd, offset);
+    need(mapped == at);
 }
 
 /// Finds stack and vdso from what the kernel has put above the arguments.
@@ -170,12 +183,12 @@ fn look_around(stack: u64) -> Own {
 
 /// Maps the tables and checks that what they say can be read.
 fn read_tables(own: &mut Own) -> &'static Header {
-    map(own.tables, PAGE, PROT_READ, MAP_PRIVATE, IMAGE_FD, 0);
+    map(own.tables, PAGE, PROT_READ, MAP_PRIVATE, IMAGE, 0);
     need(word(own.tables) == MAGIC);
     let length = word(own.tables + 8);
     need(length & (PAGE - 1) == 0 && length >= PAGE && length < own.stack.0);
     if length > PAGE {
-        map(own.tables + PAGE, length - PAGE, PROT_READ, MAP_PRIVATE, IMAGE_FD, PAGE);
+        map(own.tables + PAGE, length - PAGE, PROT_READ, MAP_PRIVATE, IMAGE, PAGE);
     }
     own.end = own.tables + length;
     // SAFETY: the mapping begins with a header, lasts until the very end, and is only read.
@@ -194,20 +207,20 @@ fn file(own: &Own, header: &Header, index: u64) -> &'static MappedFile {
     need(index < header.files);
     let at = own.tables + HEADER_BYTES + header.segments * SEGMENT_BYTES;
     // SAFETY: as above; an entry of a file is no longer than a segment's.
-    unsafe { &*((at as *const MappedFile).add(index as usize)) }
+    unsafe { &*((at + index * FILE_BYTES) as *const MappedFile) }
 }
 
 /// Opens a file of the table, if it is the one that the parent had mapped.
-fn open(own: &Own, known: &MappedFile) -> i32 {
+fn open(own: &Own, known: &MappedFile) -> u64 {
     need(own.tables + known.path_at < own.end);
     let fd = call(OPEN, own.tables + known.path_at, O_RDONLY_CLOEXEC, 0, 0, 0, 0);
-    need(fd >= 0);
+    need(fd <= MAX_FD);
     let mut status = [0_u64; 18];
-    need(call(FSTAT, fd as u64, (&raw mut status) as u64, 0, 0, 0, 0) == 0);
+    need(call(FSTAT, fd, (&raw mut status) as u64, 0, 0, 0, 0) == 0);
     // `struct stat`: the inode is the second word, then mode and owner, size, … and the times.
     need(status[1] == known.inode && status[6] == known.size);
     need(status[11] == known.modified_s && status[12] == known.modified_ns);
-    fd as i32
+    fd
 }
 
 fn overlaps(segment: &Segment, start: u64, end: u64) -> bool {
@@ -221,39 +234,40 @@ fn lay_out(own: &Own, header: &Header) {
         need(it.start < it.end && it.start & (PAGE - 1) == 0);
         need(!overlaps(it, own.start, own.end) && !overlaps(it, own.stack.0, own.stack.1));
     }
-    let (mut open_file, mut fd) = (u64::MAX, -1);
+    let (mut open_file, mut fd) = (u64::MAX, NO_FD);
     for index in 0..header.segments {
         let it = segment(own, index);
         let length = it.end - it.start;
         if it.kind == Kind::File as u64 || it.kind == Kind::Shared as u64 {
             if it.file != open_file {
-                if fd >= 0 {
-                    call(CLOSE, fd as u64, 0, 0, 0, 0, 0);
-                }
+                close(fd);
                 fd = open(own, file(own, header, it.file));
                 open_file = it.file;
             }
             let how = if it.kind == Kind::File as u64 { MAP_PRIVATE } else { MAP_SHARED };
             map(it.start, length, it.protection, how, fd, it.offset);
         } else if it.kind == Kind::Stored as u64 {
-            map(it.start, length, it.protection, MAP_PRIVATE, IMAGE_FD, it.offset);
+            map(it.start, length, it.protection, MAP_PRIVATE, IMAGE, it.offset);
         } else if it.kind == Kind::Zero as u64 {
-            map(it.start, length, it.protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            map(it.start, length, it.protection, MAP_PRIVATE | MAP_ANONYMOUS, NO_FD, 0);
         } else if it.kind == Kind::Stack as u64 {
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN;
-            map(it.start, length, PROT_READ | PROT_WRITE, flags, -1, 0);
+            map(it.start, length, PROT_READ | PROT_WRITE, flags, NO_FD, 0);
             need(it.stored <= length);
-            let copied =
-                call(PREAD, IMAGE_FD as u64, it.end - it.stored, it.stored, it.offset, 0, 0);
-            need(copied as u64 == it.stored);
+            let copied = call(PREAD, IMAGE, it.end - it.stored, it.stored, it.offset, 0, 0);
+            need(copied == it.stored);
+        } else if it.kind == Kind::Wiped as u64 {
+            map(it.start, length, it.protection, MAP_PRIVATE | MAP_ANONYMOUS, NO_FD, 0);
+            need(call(MADVISE, it.start, length, MADV_WIPEONFORK, 0, 0, 0) == 0);
+        } else if it.kind == Kind::Droppable as u64 {
+            map(it.start, length, it.protection, MAP_DROPPABLE | MAP_ANONYMOUS, NO_FD, 0);
         } else {
+            need(it.kind == Kind::System as u64);
             let from = it.start.wrapping_sub(moved);
-            need(call(MREMAP, from, length, length, MREMAP_EXACTLY, it.start, 0) as u64 == it.start);
+            need(call(MREMAP, from, length, length, MREMAP_EXACTLY, it.start, 0) == it.start);
         }
     }
-    if fd >= 0 {
-        call(CLOSE, fd as u64, 0, 0, 0, 0, 0);
-    }
+    close(fd);
 }
 
 /// What the kernel keeps of a process besides its memory.
@@ -268,21 +282,22 @@ fn take_state(header: &Header) {
     let layout = Layout {
         addresses: header.layout,
         auxv: (&raw const header.auxv) as u64,
-        auxv_bytes: (AUXV * 8) as u32,
+        auxv_bytes: AUXV_BYTES,
         program: u32::MAX,
     };
     let bytes = size_of::<Layout>() as u64;
     need(call(PRCTL, PR_SET_MM, PR_SET_MM_MAP, (&raw const layout) as u64, bytes, 0, 0) == 0);
     need(call(ARCH_PRCTL, ARCH_SET_FS, header.fs_base, 0, 0, 0, 0) == 0);
     let tid = call(SET_TID_ADDRESS, header.tid_at, 0, 0, 0, 0, 0);
+    let Ok(tid) = u32::try_from(tid) else { fail() };
     // SAFETY: whoever took the image has seen this word hold the parent's id in memory that is mapped and written to.
-    unsafe { (header.tid_at as *mut u32).write(tid as u32) };
+    unsafe { (header.tid_at as *mut u32).write(tid) };
     need(call(SET_ROBUST_LIST, header.robust_list, ROBUST_LIST_BYTES, 0, 0, 0, 0) == 0);
     if header.rseq != 0 {
         let registered = call(RSEQ, header.rseq, header.rseq_size, 0, header.rseq_signature, 0, 0);
         need(registered == 0);
     }
-    call(CLOSE, IMAGE_FD as u64, 0, 0, 0, 0, 0);
+    close(IMAGE);
 }
 
 extern "C" fn overlay(stack: u64) -> ! {

@@ -17,14 +17,17 @@ use std::{
 };
 
 use carrel_graft::format::{
-    AUXV, FILE_BYTES, HEADER_BYTES, Header, Kind, MAGIC, MAX_SEGMENTS, MappedFile, PAGE, Registers, SEGMENT_BYTES, Segment,
+    AUXV, FILE_BYTES, HEADER_BYTES, Header, Kind, MAGIC, MAX_SEGMENTS, MappedFile, PAGE, Registers,
+    SEGMENT_BYTES, Segment,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::trace::{GeneralRegisters, Traced};
 
+/// Flags of mappings: huge pages, devices, locked, not for forks, shadow stacks.
+const NOT_KEPT: [&str; 5] = ["ht", "io", "lo", "dc", "ss"];
 /// More than this is no interpreter that has just started.
-pub const MAX_BYTES: u64 = 512 << 20;
+pub const MAX_BYTES: u64 = 256 << 20;
 /// Holes of pages that were never written are kept as such from this size on; every one costs copies a mapping.
 const HOLE: u64 = 16 * PAGE;
 /// What python sleeps in, depending on its version: `select`, `nanosleep`, `clock_nanosleep`, `pselect6`.
@@ -93,7 +96,7 @@ struct Process {
     pagemap: File,
 }
 
-/// A line of `/proc/PID/maps`.
+/// A mapping as `/proc/PID/smaps` tells it.
 #[derive(Debug, Clone)]
 struct Mapping {
     start: u64,
@@ -103,9 +106,16 @@ struct Mapping {
     offset: u64,
     inode: u64,
     name: String,
+    /// Two letters each.
+    flags: Vec<String>,
 }
 
 impl Mapping {
+    fn has(&self, flag: &str) -> bool {
+        self.flags.iter().any(|one| one == flag)
+    }
+
+    /// Of the line that a mapping begins with; `None` of any other.
     fn parse(line: &str) -> Option<Self> {
         // The name may hold anything, and is missing for memory of no file.
         let mut rest = line;
@@ -121,11 +131,17 @@ impl Mapping {
         Some(Self {
             start: u64::from_str_radix(start, 16).ok()?,
             end: u64::from_str_radix(end, 16).ok()?,
-            protection: PROT.iter().enumerate().filter(|(at, one)| flag(*at) == Some(one.0)).map(|(_, one)| one.1).sum(),
+            protection: PROT
+                .iter()
+                .enumerate()
+                .filter(|(at, one)| flag(*at) == Some(one.0))
+                .map(|(_, one)| one.1)
+                .sum(),
             shared: flag(3)? == b's',
             offset: u64::from_str_radix(offset, 16).ok()?,
             inode: inode.parse().ok()?,
             name: rest.trim_start().to_owned(),
+            flags: Vec::new(),
         })
     }
 }
@@ -144,9 +160,19 @@ impl Process {
     }
 
     fn mappings(&self) -> io::Result<Vec<Mapping>> {
-        let text = self.text("maps")?;
-        let all = text.lines().map(|line| Mapping::parse(line).ok_or_else(|| refuse("a mapping that cannot be read")));
-        all.filter(|one| !one.as_ref().is_ok_and(|one| one.name == "[vsyscall]")).collect()
+        let text = self.text("smaps")?;
+        let mut all: Vec<Mapping> = Vec::new();
+        for line in text.lines() {
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                let last = all.last_mut().ok_or_else(|| refuse("its mappings cannot be read"))?;
+                last.flags = flags.split_whitespace().map(str::to_owned).collect();
+            } else {
+                all.extend(Mapping::parse(line));
+            }
+        }
+        // At the same place in every process.
+        all.retain(|one| one.name != "[vsyscall]");
+        Ok(all)
     }
 
     fn status(&self, field: &str) -> io::Result<String> {
@@ -300,15 +326,8 @@ struct Taken {
 impl Taken {
     fn add(&mut self, process: &Process, mapping: &Mapping, stack: u64) -> io::Result<()> {
         let Mapping { start, end, protection, .. } = *mapping;
-        let segment = |kind: Kind| Segment {
-            start,
-            end,
-            kind: kind as u64,
-            protection,
-            offset: 0,
-            file: 0,
-            stored: 0,
-        };
+        let segment =
+            |kind: Kind| Segment { start, end, kind: kind as u64, protection, offset: 0, file: 0, stored: 0 };
         match mapping.name.as_str() {
             "[vdso]" => self.vdso = Some(start),
             "[heap]" => self.heap_end = Some(end),
@@ -316,6 +335,14 @@ impl Taken {
         }
         if mapping.name == "[vdso]" || mapping.name.starts_with("[vvar") {
             self.segments.push(segment(Kind::System));
+            return Ok(());
+        }
+        if let Some(flag) = NOT_KEPT.iter().find(|flag| mapping.has(flag)) {
+            return Err(refuse(format!("it has memory of a kind that is not kept ({flag})")));
+        }
+        if mapping.has("dp") || mapping.has("wf") {
+            let kind = if mapping.has("dp") { Kind::Droppable } else { Kind::Wiped };
+            self.segments.push(segment(kind));
             return Ok(());
         }
         if mapping.name == "[stack]" {
@@ -408,7 +435,8 @@ impl Taken {
         // Each file is opened once, for all of its segments.
         self.segments.sort_by_key(|segment| (segment.kind > Kind::Shared as u64, segment.file));
         let mut paths = Vec::new();
-        let paths_at = HEADER_BYTES + self.segments.len() as u64 * SEGMENT_BYTES + self.files.len() as u64 * FILE_BYTES;
+        let paths_at =
+            HEADER_BYTES + self.segments.len() as u64 * SEGMENT_BYTES + self.files.len() as u64 * FILE_BYTES;
         let mut files = Vec::new();
         for (path, status) in &self.files {
             files.push(MappedFile {

@@ -1,6 +1,9 @@
 //! Stopping another process to look at it: `ptrace`, as far as [`crate::image`] needs it. x86-64 only.
 
-#![expect(unsafe_code, reason = "ptrace has no safe wrapper; each block is one call with its own SAFETY note")]
+#![expect(
+    unsafe_code,
+    reason = "ptrace has no safe wrapper; each block is one call with its own SAFETY note"
+)]
 
 use std::{io, marker::PhantomData, mem, ptr};
 
@@ -107,9 +110,8 @@ impl Traced {
     pub fn robust_list(&self) -> io::Result<u64> {
         let (mut head, mut length) = (0_u64, 0_usize);
         // SAFETY: both pointers are to valid, writable integers of the sizes that the kernel writes.
-        let got = unsafe {
-            libc::syscall(libc::SYS_get_robust_list, self.pid, &raw mut head, &raw mut length)
-        };
+        let got =
+            unsafe { libc::syscall(libc::SYS_get_robust_list, self.pid, &raw mut head, &raw mut length) };
         check(got)?;
         Ok(head)
     }

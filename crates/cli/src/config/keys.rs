@@ -9,6 +9,8 @@ use carrel_proto::{
     message::{DEFAULT_UNDO, MAX_UNDO},
 };
 
+/// Modules of a warm parent.
+const MAX_MODULES: usize = 32;
 /// A year: longer than any sandbox should wait, and far from overflow.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -21,6 +23,8 @@ pub(crate) enum Key {
     StandbyAfter,
     HibernateAfter,
     UndoCalls,
+    WarmParents,
+    WarmModules,
     Cpus,
     Memory,
     Pids,
@@ -81,12 +85,14 @@ pub(crate) enum Kind {
     Hosts,
     /// `https://app.example.com`.
     Origins,
+    /// `numpy`, `os.path`.
+    Modules,
 }
 
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 25] = [
+    pub(crate) const ALL: [Key; 27] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
@@ -94,6 +100,8 @@ impl Key {
         Key::StandbyAfter,
         Key::HibernateAfter,
         Key::UndoCalls,
+        Key::WarmParents,
+        Key::WarmModules,
         Key::Cpus,
         Key::Memory,
         Key::Pids,
@@ -114,7 +122,7 @@ impl Key {
         Key::OtlpEndpoint,
     ];
     /// Tables of a file that hold settings.
-    pub(crate) const SECTIONS: [&str; 5] = ["session", "limits", "project", "serve", "telemetry"];
+    pub(crate) const SECTIONS: [&str; 6] = ["session", "warm", "limits", "project", "serve", "telemetry"];
 
     /// In a file: `section.key`.
     pub(crate) fn name(self) -> &'static str {
@@ -126,6 +134,8 @@ impl Key {
             Key::StandbyAfter => "session.standby_after_seconds",
             Key::HibernateAfter => "session.hibernate_after_seconds",
             Key::UndoCalls => "session.undo_calls",
+            Key::WarmParents => "warm.parents",
+            Key::WarmModules => "warm.modules",
             Key::Cpus => "limits.cpus",
             Key::Memory => "limits.memory",
             Key::Pids => "limits.pids",
@@ -175,7 +185,8 @@ impl Key {
             Key::Memory | Key::Disk | Key::Output => Kind::Size,
             Key::Pids | Key::Execs => Kind::Count,
             Key::UndoCalls => Kind::UpTo(MAX_UNDO),
-            Key::ProjectWritable | Key::ServeAudit => Kind::Flag,
+            Key::WarmModules => Kind::Modules,
+            Key::ProjectWritable | Key::ServeAudit | Key::WarmParents => Kind::Flag,
         }
     }
 
@@ -192,8 +203,9 @@ impl Key {
             | Key::ServeAllowHosts
             | Key::ServeAllowOrigins
             | Key::ServePublicUrl
+            | Key::WarmModules
             | Key::OtlpEndpoint => return None,
-            Key::ServeAudit => Value::Flag(true),
+            Key::ServeAudit | Key::WarmParents => Value::Flag(true),
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
             Key::MaxLifetime => Value::Time(Duration::from_secs(24 * 3600)),
@@ -215,7 +227,8 @@ impl Key {
     /// very project.
     pub(crate) fn in_project_file(self) -> bool {
         match self {
-            Key::State | Key::Isolation => false,
+            // Modules are loaded once for the sandboxes of all projects.
+            Key::State | Key::Isolation | Key::WarmParents | Key::WarmModules => false,
             _ => !self.name().starts_with("serve.") && !self.name().starts_with("telemetry."),
         }
     }
@@ -265,12 +278,18 @@ impl Kind {
                 true => Err(format!("`{one}` is not the name of a host")),
             }),
             Kind::Origins => list(text, url),
+            Kind::Modules => match list(text, module)? {
+                Value::List(all) if all.len() > MAX_MODULES => {
+                    Err(format!("more than {MAX_MODULES} modules"))
+                }
+                modules => Ok(modules),
+            },
         }
     }
 
     /// Whether a file holds it as an array.
     pub(crate) fn is_list(self) -> bool {
-        matches!(self, Kind::Addresses | Kind::Hosts | Kind::Origins)
+        matches!(self, Kind::Addresses | Kind::Hosts | Kind::Origins | Kind::Modules)
     }
 
     /// What a file must hold, in words.
@@ -283,7 +302,7 @@ impl Kind {
             Kind::Cpus => "a number",
             Kind::Flag => "true or false",
             Kind::Word(_) | Kind::Path | Kind::Url => "a string",
-            Kind::Addresses | Kind::Hosts | Kind::Origins => "an array of strings",
+            Kind::Addresses | Kind::Hosts | Kind::Origins | Kind::Modules => "an array of strings",
         }
     }
 }
@@ -293,6 +312,15 @@ fn list(text: &str, check: impl Fn(&str) -> Result<(), String>) -> Result<Value,
     let all: Vec<&str> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
     all.iter().try_for_each(|one| check(one))?;
     Ok(Value::List(all.into_iter().map(str::to_owned).collect()))
+}
+
+fn module(text: &str) -> Result<(), String> {
+    let is_word = |word: &str| !word.is_empty() && !word.starts_with(|c: char| c.is_numeric());
+    let is_known = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
+    match text.chars().all(is_known) && text.split('.').all(is_word) {
+        true => Ok(()),
+        false => Err(format!("`{text}` is not the name of a module")),
+    }
 }
 
 fn url(text: &str) -> Result<(), String> {

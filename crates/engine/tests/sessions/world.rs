@@ -46,7 +46,8 @@ impl World {
         let settings = Settings { state: state.path().into(), environments: environments.clone() };
         let engine = Arc::new(Engine::open(settings).unwrap());
         if std::env::var_os("CARREL_TEST_COPIES").is_some() {
-            engine.parent("python").unwrap().unwrap().unwrap();
+            // None where a test has turned them off.
+            engine.parent("python").unwrap().map(Result::unwrap);
         }
         Self { engine, environments, state }
     }
