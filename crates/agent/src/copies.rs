@@ -63,8 +63,7 @@ impl Agent {
 
     /// A copy has ended before it was ready: an interpreter is started instead. `false`: it was none.
     pub(crate) fn start_instead(&mut self, id: u32) -> bool {
-        let failed = |interpreter: &crate::interpreter::Interpreter| interpreter.copy && !interpreter.ready;
-        if !self.interpreters.get(&id).is_some_and(failed) {
+        if !self.interpreters.get(&id).is_some_and(|interpreter| interpreter.unproven) {
             return false;
         }
         let Some(interpreter) = self.interpreters.remove(&id) else { return false };

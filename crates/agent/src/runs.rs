@@ -149,7 +149,7 @@ impl Agent {
             image,
         )?;
         let mut interpreter = Interpreter::new(language, requests, replies, greeting);
-        interpreter.copy = copy;
+        interpreter.unproven = copy;
         if !interpreter.flush() {
             self.poller.writable(&interpreter.requests, Token::Requests(id))?;
         }
@@ -233,6 +233,7 @@ impl Agent {
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
         if reply.ready.is_some() && !interpreter.ready {
             interpreter.ready = true;
+            interpreter.unproven = false;
             return self.next_call(id);
         }
         if let Some(spared) = reply.spare {
