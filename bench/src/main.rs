@@ -1,8 +1,8 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby]` prints the table and exits non-zero if a target
-//! is missed. `--only` measures the cold start of one language, or waking from `standby`, and nothing else, for comparing two
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|warm]` prints the table and exits non-zero if a target
+//! is missed. `--only` measures the cold start of one language, waking from `standby`, `sleep` on disk or `warm` parents, and nothing else, for comparing two
 //! builds.
 
 mod figures;
@@ -11,6 +11,7 @@ mod mcp;
 mod memory;
 mod sandbox;
 mod sleep;
+mod warm;
 
 use std::{
     io::Write,
@@ -54,10 +55,12 @@ async fn main() -> ExitCode {
         None => measure(rounds).await,
         Some(("standby", _)) => measure_wake(rounds).await,
         Some(("sleep", _)) => measure_sleep(rounds).await,
+        Some(("warm", _)) => warm::measure(rounds).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
-        Some((_, None)) => {
-            Err(Problem::new(Code::InvalidArgument, "`--only` takes python, bash, node, standby or sleep"))
-        }
+        Some((_, None)) => Err(Problem::new(
+            Code::InvalidArgument,
+            "`--only` takes python, bash, node, standby, sleep or warm",
+        )),
     };
     match measured {
         Ok(rows) => {
@@ -239,6 +242,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     }
     if has(Language::Python) {
         rows.extend(sleep::measure(&world, rounds).await?);
+        rows.extend(warm::measure(rounds).await?);
         rows.extend(measure_mcp(&world, rounds)?);
         rows.extend(measure_http(&world, rounds)?);
         world.close_all().await?;
