@@ -6,7 +6,8 @@
 //! code loses before its first instruction.
 //!
 //! Invariants:
-//! - this is the only crate of the product with `unsafe` code, and all of it is in [`sys`];
+//! - all `unsafe` code is in [`sys`], and in [`trace`] for looking at another process; of the product's other crates only
+//!   the graft has some;
 //! - no process is forked from a threaded process: [`sys::SingleThread`] is the witness;
 //! - nothing here knows languages, sessions' names, keys or policy of the engine.
 
