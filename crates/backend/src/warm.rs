@@ -89,6 +89,8 @@ struct Parent {
 struct Served {
     image: Image,
     copies: u32,
+    /// Why it has none of its modules.
+    without_modules: Option<String>,
     /// The files that copies map, as they are on the host, and what they were when the image was taken.
     files: Vec<(PathBuf, Option<Identity>)>,
 }
@@ -126,6 +128,8 @@ impl Parent {
 pub struct Told {
     pub bytes: u64,
     pub copies: u32,
+    /// Why it was made without the modules it was told to load.
+    pub without_modules: Option<String>,
 }
 
 /// Everything that an image depends on but the files' content.
@@ -188,7 +192,11 @@ impl Parents {
         let name = name(environment);
         let known = lock(&self.known);
         let parent = known.iter().find(|parent| parent.environment == name)?;
-        let told = |served: &Served| Told { bytes: served.image.bytes, copies: served.copies };
+        let told = |served: &Served| Told {
+            bytes: served.image.bytes,
+            copies: served.copies,
+            without_modules: served.without_modules.clone(),
+        };
         Some(parent.image.as_ref().map(told).map_err(Clone::clone))
     }
 }
@@ -206,11 +214,20 @@ impl Jail {
         if !self.parents.wants(environment) {
             return;
         }
-        let image = self.take_image(environment).map_err(|problem| problem.message);
+        let modules = &environment.warmth.modules;
+        let image = self.take_image(environment, modules).or_else(|problem| {
+            if modules.is_empty() {
+                return Err(problem);
+            }
+            // Not every module lets an image be taken: those that keep threads or handle signals do not.
+            let bare = self.take_image(environment, &[])?;
+            Ok(Served { without_modules: Some(problem.message), ..bare })
+        });
+        let image = image.map_err(|problem| problem.message);
         self.parents.keep(Parent { environment: name(environment), taken: Instant::now(), image });
     }
 
-    fn take_image(&self, environment: &Environment) -> Result<Served, Problem> {
+    fn take_image(&self, environment: &Environment, modules: &[String]) -> Result<Served, Problem> {
         let failed = |error: io::Error| Problem::internal(format!("making a warm parent: {error}"));
         self.remove_stray_parents();
         let mut random = [0; 10];
@@ -235,14 +252,14 @@ impl Jail {
             first: Some(Language::Python),
             life: 0,
             undo_calls: 0,
-            parent: Some(environment.warmth.modules.clone()),
+            parent: Some(modules.to_vec()),
         };
         let placed = self.create(&request);
         let taken = placed.as_ref().map_err(Clone::clone).and_then(|placed| {
             let image = await_sleeper(placed.pid).and_then(image::take).map_err(failed)?;
             let files = image.files.iter().map(|path| on_host(environment, path));
             let files = files.map(|path| (path.clone(), Identity::of(&path))).collect();
-            Ok(Served { image, copies: 0, files })
+            Ok(Served { image, copies: 0, without_modules: None, files })
         });
         // A box that could not be made is gone already.
         let ended =

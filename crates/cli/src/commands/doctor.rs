@@ -145,9 +145,8 @@ fn warm_parents(context: &Looking<'_>) -> Warm {
         Ok(made) => made,
         Err(problem) => Some(Err(problem.message)),
     };
-    let told = made.map(|made| made.map(|told| told.bytes));
-    let (bytes, error) = match told {
-        Some(Ok(bytes)) => (Some(bytes), None),
+    let (bytes, error) = match made {
+        Some(Ok(told)) => (Some(told.bytes), told.without_modules),
         Some(Err(why)) => (None, Some(why)),
         None => (None, None),
     };
@@ -243,7 +242,10 @@ fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
     let modules = if warm.modules.is_empty() { "no modules".to_owned() } else { warm.modules.join(", ") };
     let word = match (warm.on, warm.bytes, &warm.error) {
         (false, _, _) => "off".to_owned(),
-        (true, Some(bytes), _) => format!("yes: python with {modules}, {}", ByteSize(bytes)),
+        (true, Some(bytes), None) => format!("yes: python with {modules}, {}", ByteSize(bytes)),
+        (true, Some(bytes), Some(why)) => {
+            format!("yes: python without its modules, {} ({modules}: {why})", ByteSize(bytes))
+        }
         (true, None, why) => format!("no: {}", why.as_deref().unwrap_or("python was not found")),
     };
     rows.push(("warm parents", word));

@@ -236,3 +236,20 @@ async fn a_python_that_was_replaced_on_disk_is_started_and_then_copied_anew() {
     let third = world.sandbox_with(wish()).await;
     assert_eq!(third.python(IS_COPY).await.value(), Some("True"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modules_that_no_image_can_hold_are_left_out() {
+    let artifact = tempfile::tempdir().unwrap();
+    let program = make_python(artifact.path());
+    let library = fs::read_dir(program.with_file_name("../lib")).unwrap().next().unwrap().unwrap().path();
+    fs::write(library.join("handles.py"), "import signal; signal.signal(signal.SIGUSR1, print)\n").unwrap();
+    let mut environments = Environments::default();
+    environments.add("own".into(), Source::Artifact(artifact.path().into()));
+    environments.set_warmth(Warmth { on: true, modules: vec!["json".into(), "handles".into()] });
+    let world = World::with(environments);
+    let told = world.engine().parent("own").unwrap().unwrap().unwrap();
+    assert!(told.without_modules.as_ref().is_some_and(|why| why.contains("signals")), "{told:?}");
+    let sandbox = world.sandbox_with(Wish { environment: Some("own".into()), ..Wish::default() }).await;
+    let look = format!("import sys; {IS_COPY}, 'handles' in sys.modules");
+    assert_eq!(sandbox.python(&look).await.value(), Some("(True, False)"));
+}
