@@ -1,7 +1,7 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|pool|density]` prints the table and exits non-zero if a target
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|pool|warm|density]` prints the table and exits non-zero if a target
 //! is missed. `--only` measures the cold start of one language, or waking from `standby`, and so on, and nothing else, for comparing two
 //! builds. `density` is measured by itself alone: it makes `--count` sandboxes (1000) that stay. `adapter DOOR PROGRAM` makes it one of the
 //! systems that `bench/compare` measures.
@@ -15,6 +15,7 @@ mod memory;
 mod pool;
 mod sandbox;
 mod sleep;
+mod warm;
 
 use std::{
     io::Write,
@@ -64,11 +65,12 @@ async fn bench() -> ExitCode {
         Some(("standby", _)) => measure_wake(rounds).await,
         Some(("sleep", _)) => measure_sleep(rounds).await,
         Some(("pool", _)) => pool::measure(rounds, short).await,
+        Some(("warm", _)) => warm::measure(rounds).await,
         Some(("density", _)) => density::measure(number("--count")).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
         Some((_, None)) => Err(Problem::new(
             Code::InvalidArgument,
-            "`--only` takes python, bash, node, standby, sleep, pool or density",
+            "`--only` takes python, bash, node, standby, sleep, pool, warm or density",
         )),
     };
     match measured {
@@ -257,6 +259,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     if has(Language::Python) {
         rows.extend(sleep::measure(&world, rounds).await?);
         rows.extend(pool::measure(rounds, rounds == SHORT_ROUNDS).await?);
+        rows.extend(warm::measure(rounds).await?);
         rows.extend(measure_mcp(&world, rounds)?);
         rows.extend(measure_http(&world, rounds)?);
         world.close_all().await?;

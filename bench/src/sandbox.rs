@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use carrel_engine::{
-    Engine, Environments, Record, Settings, Whereabouts, Wish,
+    Engine, Environments, Record, Settings, Warmth, Whereabouts, Wish,
     call::{Call, Output, start_run},
     pool::PoolSize,
 };
@@ -54,11 +54,30 @@ async fn finish(call: &mut Call) -> Result<u64, Problem> {
 
 impl World {
     pub(crate) fn open() -> Result<Self, Problem> {
+        Self::with(Environments::default())
+    }
+
+    /// In which every python is a copy of a warm parent.
+    pub(crate) fn warm() -> Result<Self, Problem> {
+        let world = Self::open()?;
+        match world.engine.parent(Language::Python.as_str())? {
+            Some(Ok(_)) => Ok(world),
+            Some(Err(why)) => Err(Problem::new(Code::Unsupported, why)),
+            None => Err(Problem::new(Code::Unsupported, "this host has no python")),
+        }
+    }
+
+    /// In which every python is started.
+    pub(crate) fn cold_only() -> Result<Self, Problem> {
+        let mut environments = Environments::default();
+        environments.set_warmth(Warmth { on: false, ..Warmth::default() });
+        Self::with(environments)
+    }
+
+    fn with(environments: Environments) -> Result<Self, Problem> {
         let state = tempfile::tempdir().map_err(Problem::internal)?;
-        let settings = Settings {
-            state: state.path().to_path_buf(),
-            environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
-        };
+        let environments = environments.at(Whereabouts::of(std::env::vars_os()));
+        let settings = Settings { state: state.path().to_path_buf(), environments };
         let engine = Engine::open(settings)?;
         let empty = Status {
             sessions: Vec::new(),

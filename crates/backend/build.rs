@@ -13,7 +13,7 @@ use std::{
 };
 
 const PROGRAMS: [&str; 2] = ["carrel-agent", "carrel-probe"];
-const SOURCES: [&str; 6] = ["agent", "files", "jail", "probe", "proto", "../Cargo.lock"];
+const SOURCES: [&str; 7] = ["agent", "files", "graft", "jail", "probe", "proto", "../Cargo.lock"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let crates = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("..");
@@ -36,7 +36,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     cargo.env_remove("RUSTC_WORKSPACE_WRAPPER").env_remove("RUSTFLAGS");
     // At fixed addresses: a program that can lie anywhere begins with writing to each of its tables, twice per box, and
     // those pages are then nobody else's.
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static");
+    let mut flags = vec!["-Ctarget-feature=+crt-static", "-Crelocation-model=static"];
+    if target.starts_with("x86_64") {
+        // Not where programs of fixed addresses usually lie, python among them: a graft is in its place before it is gone.
+        flags.push("-Clink-arg=-Wl,--image-base=0x70000000");
+    }
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     if !cargo.status()?.success() {
         return Err("building the programs that run inside a box failed".into());
     }

@@ -431,9 +431,7 @@ def set_environment():
     sys.path[:0] = ["", *filter(None, variable(b"PYTHONPATH").split(":"))]
     sys.dont_write_bytecode |= variable(b"PYTHONDONTWRITEBYTECODE") != ""
     sys.warnoptions += filter(None, variable(b"PYTHONWARNINGS").split(","))
-    if b"MPLBACKEND" not in environ:
-        environ[b"MPLBACKEND"] = b"agg"
-        posix.putenv(b"MPLBACKEND", b"agg")
+    set_defaults()
     folder = sys.executable.rpartition("/")[0]
     prefix = folder.rpartition("/")[0]
     for config in (folder, prefix):
@@ -447,6 +445,12 @@ def set_environment():
         posix.unsetenv(b"CARREL_SITE")
     for folder in filter(None, sites.split(":")):
         add_site(folder)
+
+
+def set_defaults():
+    if b"MPLBACKEND" not in environ:
+        environ[b"MPLBACKEND"] = b"agg"
+        putenv(b"MPLBACKEND", b"agg")
 
 
 def add_site(folder):
@@ -504,6 +508,8 @@ def start():
     sys.meta_path.insert(0, Hook)
     set_builtins()
     set_environment()
+    if b"CARREL_PARENT" in environ:
+        rare("await_life", "WARM")()
     send(b'{"ready":{"version":"%d.%d.%d"}}\n' % sys.version_info[:3])
 
 
@@ -577,6 +583,56 @@ def serve():
     settle()
     _exit(0)
 
+
+# A warm parent: python with all of this loaded, and modules if it is told to, that waits before the first request. An image of
+# its memory is taken while it sleeps, and copies of it wake up at once, each in a process of its own that was executed with the
+# descriptors of a new interpreter. What copies must not share (descriptors, the pid, random numbers) is made anew in each.
+WARM = r'''
+from gc import collect, freeze
+from time import sleep
+
+PATIENCE = 600  # whoever takes the image has long given up by then
+
+
+def await_life():
+    global PID
+    names = environ.pop(b"CARREL_PARENT").decode()
+    unsetenv(b"CARREL_PARENT")
+    for name in filter(None, names.split(",")):
+        attempt(__import__, name)  # one that is not there is not there for the copies either
+    if posix.stat("/proc/self/task").st_nlink > 3:
+        leave_threads()
+    collect()
+    freeze()  # or a copy's first collection would write to all that they share
+    sleep(PATIENCE)
+    # From here on in a copy. The parent itself, if nobody came, ends here: it has no descriptors 3 and 4.
+    try:
+        for fd in range(5):
+            dup2(fd, HIGH + fd, False)
+        close(3)
+        close(4)
+        given = scan(REQUESTS.readline().decode(), 0)[0]["variables"]
+    except (OSError, ValueError, StopIteration):
+        _exit(LOST)
+    PID = getpid()
+    signal(SIGINT, on_sigint)
+    for name in list(environ):
+        unsetenv(name)
+    environ.clear()
+    change_environment(given)
+    set_defaults()
+    reseed()
+
+
+def leave_threads():
+    """Goes on in a fork, which has no threads: libraries that compute with them start theirs anew when they are needed."""
+    call.sparing = True
+    pid = posix.fork()
+    call.sparing = False
+    if pid:
+        posix.waitpid(pid, 0)
+        _exit(LOST)
+'''
 
 # Spares: states of before, each kept by a forked child that does nothing but wait.
 #

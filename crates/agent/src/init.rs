@@ -46,8 +46,8 @@ use crate::{
     runner::{self, Launch},
 };
 
-/// Standard streams, a driver's pipes, and the runner's own line.
-const MOST_FILES: usize = 6;
+/// Standard streams, a driver's pipes, the runner's own line, and an image.
+const MOST_FILES: usize = 7;
 /// Arguments and variables of one command come in one frame, which is shorter.
 const MAX_ORDER: usize = 64 << 20;
 
@@ -80,6 +80,7 @@ struct Start {
     terminal: bool,
     stdin: bool,
     control: bool,
+    image: bool,
 }
 
 /// An answer: an error's number or 0, and a pid as the session sees it.
@@ -145,12 +146,14 @@ impl Init {
             terminal: launch.terminal,
             stdin: launch.stdin.is_some(),
             control: launch.control.is_some(),
+            image: launch.image.is_some(),
         };
         let mut files = vec![orders.as_fd(), launch.stdout.as_fd(), launch.stderr.as_fd()];
         files.extend(launch.stdin.iter().map(OwnedFd::as_fd));
         if let Some((requests, replies)) = &launch.control {
             files.extend([requests.as_fd(), replies.as_fd()]);
         }
+        files.extend(launch.image.iter().map(OwnedFd::as_fd));
         self.ask(&Order::Start(start), &files)?;
         self.member()?.ok_or_else(|| io::Error::other("the session did not start a runner"))
     }
@@ -463,6 +466,7 @@ fn start_runner(
         stderr: next()?,
         stdin: if start.stdin { Some(next()?) } else { None },
         control: if start.control { Some((next()?, next()?)) } else { None },
+        image: if start.image { Some(next()?) } else { None },
         terminal: start.terminal,
         confinement: confinement.clone(),
         jailed: true,

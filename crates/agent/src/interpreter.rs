@@ -30,6 +30,8 @@ const MAX_BACKGROUND: usize = 64 << 10;
 pub(crate) struct Interpreter {
     pub(crate) language: Language,
     pub(crate) ready: bool,
+    /// Not started, but copied from a warm parent, and never ready so far: see [`crate::copies`].
+    pub(crate) unproven: bool,
     started: Instant,
     /// The driver's end of the control pipe is closed since then.
     pub(crate) mute: Option<Instant>,
@@ -200,6 +202,7 @@ impl Interpreter {
         Self {
             language,
             ready: false,
+            unproven: false,
             started: Instant::now(),
             mute: None,
             given_up: false,

@@ -15,6 +15,7 @@ mod brief;
 mod calls;
 mod changes;
 mod connection;
+mod copies;
 mod disk;
 mod drivers;
 mod execs;

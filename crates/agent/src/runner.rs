@@ -19,6 +19,7 @@ use std::{
     process::Command,
 };
 
+use carrel_graft::format::IMAGE_FD;
 use carrel_jail::{
     caps, confine,
     confine::Confinement,
@@ -51,6 +52,8 @@ pub(crate) struct Launch {
     pub(crate) confinement: Confinement,
     /// Whether the agent has capabilities to take away (not with weak isolation).
     pub(crate) jailed: bool,
+    /// What the process shall be a copy of; then `argv` makes it a graft. See [`carrel_graft`].
+    pub(crate) image: Option<OwnedFd>,
 }
 
 /// From a runner to the agent.
@@ -140,6 +143,9 @@ pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32
             return 1;
         }
     };
+    if launch.image.is_some() {
+        drop(sys::inherited(IMAGE_FD));
+    }
     harden(launch.jailed);
     // Only the process itself holds its pipes now, so that the agent sees their end.
     hold_nothing();
@@ -198,6 +204,9 @@ fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
         all.push((high(replies)?, 4));
     }
     all.push((high(&orders)?, ORDERS));
+    if let Some(image) = &launch.image {
+        all.push((high(image)?, IMAGE_FD));
+    }
     for (fd, number) in &all {
         sys::place(fd, *number)?;
     }
@@ -209,7 +218,7 @@ fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
     }
     std::mem::forget(all);
     std::mem::forget(orders);
-    sys::close_from(6)?;
+    sys::close_from(if launch.image.is_some() { 7 } else { 6 })?;
     sys::inherited(ORDERS)
 }
 
@@ -245,6 +254,12 @@ fn become_program(launch: &Launch) -> io::Error {
             ioctl_tiocsctty(rustix::stdio::stdin())?;
         }
         sys::close_on_exec_from(if launch.control.is_some() { 5 } else { 3 })?;
+        if launch.image.is_some() {
+            // The graft closes it itself.
+            std::mem::forget(
+                sys::inherited(IMAGE_FD).and_then(|image| sys::place(&image, IMAGE_FD).map(|()| image))?,
+            );
+        }
         if launch.jailed {
             confine::apply(&launch.confinement)
         } else {

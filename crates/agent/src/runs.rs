@@ -121,8 +121,23 @@ impl Agent {
         let run = self.config.places.run.clone();
         let session_ref = &self.sessions[session];
         let mut env = session_ref.env.clone();
-        let argv = drivers::command(language, &self.config.interpreters[&language], &run, &mut env)?;
         let cwd = session_ref.cwd.clone();
+        let (argv, greeting, image) = match self.copy(language, &env) {
+            Some(copy) => {
+                // A graft has no use for them, and what it becomes is told.
+                env.clear();
+                (copy.argv.map(Into::into).into(), copy.greeting, Some(copy.image))
+            }
+            None => {
+                let interpreter = &self.config.interpreters[&language];
+                if let Some(modules) = self.config.parent.as_ref().filter(|_| language == Language::Python) {
+                    env.insert("CARREL_PARENT".into(), modules.join(","));
+                }
+                let argv = drivers::command(language, interpreter, &run, &mut env)?;
+                (argv, drivers::greeting(language, &run), None)
+            }
+        };
+        let copy = image.is_some();
         let id = self.start(
             session,
             Role::Interpreter,
@@ -132,10 +147,13 @@ impl Agent {
             cwd,
             Some((request_read, reply_write)),
             false,
+            image,
         )?;
-        let mut interpreter =
-            Interpreter::new(language, requests, replies, drivers::greeting(language, &run));
-        interpreter.flush();
+        let mut interpreter = Interpreter::new(language, requests, replies, greeting);
+        interpreter.unproven = copy;
+        if !interpreter.flush() {
+            self.poller.writable(&interpreter.requests, Token::Requests(id))?;
+        }
         self.poller.readable(&interpreter.replies, Token::Replies(id))?;
         self.interpreters.insert(id, interpreter);
         Ok(id)
@@ -217,6 +235,7 @@ impl Agent {
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
         if reply.ready.is_some() && !interpreter.ready {
             interpreter.ready = true;
+            interpreter.unproven = false;
             if self.warm_up(id) {
                 return;
             }
@@ -278,6 +297,9 @@ impl Agent {
 
     /// An interpreter's process is gone, with whatever its calls were waiting for.
     pub(crate) fn interpreter_gone(&mut self, id: u32, ending: Ending) {
+        if self.start_instead(id) {
+            return;
+        }
         if let Some(ending) = self.go_back(id, ending) {
             self.interpreter_lost(id, ending, false);
         }
@@ -356,6 +378,9 @@ impl Agent {
                 self.finish(number, Ending::Refused(problem.state(SessionState::Preserved)));
             }
             Role::Interpreter => {
+                if self.start_instead(id) {
+                    return;
+                }
                 let Some(interpreter) = self.interpreters.remove(&id) else { return };
                 self.not_warm(Problem::new(Code::InterpreterFailed, error.to_string()));
                 let program =

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io::{self, Read},
-    os::unix::net::UnixListener,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -62,6 +62,8 @@ pub(crate) struct Agent {
     /// What its files are gone back to with a call.
     pub(crate) shadow: Shadow,
     pub(crate) root: Option<Root>,
+    /// Of a warm python, if there is one; see [`crate::copies`].
+    pub(crate) image: Option<OwnedFd>,
     pub(crate) connections: BTreeMap<u32, Connection>,
     pub(crate) sessions: BTreeMap<SessionName, Session>,
     pub(crate) processes: BTreeMap<u32, Process>,
@@ -120,6 +122,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
     let listener = UnixListener::from(sys::inherited(config.listener)?);
     listener.set_nonblocking(true)?;
     let meters = Meters::new(&config.meters);
+    let image = config.image.map(sys::inherited).transpose()?;
     let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
     let changes = Changes::new(config.places.workspace.clone());
     let shadow = Shadow::new(&config.places);
@@ -137,6 +140,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         changes,
         shadow,
         root: None,
+        image,
         connections: BTreeMap::new(),
         sessions: BTreeMap::new(),
         processes: BTreeMap::new(),

@@ -17,6 +17,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    io,
     time::{Duration, Instant},
 };
 
@@ -429,22 +430,28 @@ impl Agent {
         }
         let Some(session) = self.processes.get(&id).map(|process| process.session.clone()) else { return };
         match self.start_interpreter(&session, interpreter.language) {
-            Ok(new) => {
-                for number in &interpreter.queue {
-                    if let Some(exec) = self.execs.get_mut(number) {
-                        exec.process = Some(new);
-                    }
-                }
-                if let Some(new) = self.interpreters.get_mut(&new) {
-                    new.queue = interpreter.queue;
-                }
+            Ok(new) => self.queue_for(new, interpreter.queue),
+            Err(error) => self.refuse_all(interpreter.language, interpreter.queue, &error),
+        }
+    }
+
+    /// Calls that waited for an interpreter wait for the one that has taken its place.
+    pub(crate) fn queue_for(&mut self, id: u32, queue: VecDeque<u64>) {
+        for number in &queue {
+            if let Some(exec) = self.execs.get_mut(number) {
+                exec.process = Some(id);
             }
-            Err(error) => {
-                for number in interpreter.queue {
-                    let what = format!("starting {}: {error}", interpreter.language.as_str());
-                    self.finish(number, Ending::Refused(Problem::new(Code::InterpreterFailed, what)));
-                }
-            }
+        }
+        if let Some(interpreter) = self.interpreters.get_mut(&id) {
+            interpreter.queue = queue;
+        }
+    }
+
+    /// Nothing could take its place.
+    pub(crate) fn refuse_all(&mut self, language: Language, queue: VecDeque<u64>, error: &io::Error) {
+        for number in queue {
+            let what = format!("starting {}: {error}", language.as_str());
+            self.finish(number, Ending::Refused(Problem::new(Code::InterpreterFailed, what)));
         }
     }
 

@@ -46,7 +46,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     COMPLETE,
     link::lost,
-    packed, pstree_image,
+    memfd_image, packed, pstree_image,
     steps::{Step, Watch},
     userns_image,
 };
@@ -442,6 +442,8 @@ fn show(session: &Path, view: &Path, ids: &Ids) -> Result<PathBuf, Problem> {
                 let bytes =
                     userns_image::with_ids(&fs::read(entry.path())?, ids).map_err(io::Error::other)?;
                 fs::write(shown, bytes)?;
+            } else if name == memfd_image::NAME {
+                fs::write(shown, memfd_image::with_owners(fs::read(entry.path())?))?;
             } else if name == pstree_image::NAME {
                 fs::write(shown, pstree_image::with_orphans_at_root(fs::read(entry.path())?))?;
             } else if fs::hard_link(entry.path(), &shown).is_err() {

@@ -20,6 +20,7 @@ use serde::Deserialize;
 use crate::{
     etc,
     host::{HostInterpreters, Whereabouts},
+    warm::Warmth,
 };
 
 /// Software, resolved: what to mount and how to start each interpreter.
@@ -31,6 +32,8 @@ pub struct Environment {
     pub interpreters: BTreeMap<Language, Interpreter>,
     pub variables: BTreeMap<String, String>,
     pub software: Software,
+    /// Whether its python is copied from a warm parent.
+    pub warmth: Warmth,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +96,7 @@ impl Environment {
                 etc,
                 compiled_driver: host.compiled_driver.clone().filter(|path| path.exists()),
             }),
+            warmth: Warmth::default(),
         })
     }
 
@@ -142,6 +146,7 @@ impl Environment {
             interpreters,
             variables: manifest.variables,
             software: Software::Artifact { rootfs },
+            warmth: Warmth::default(),
         })
     }
 

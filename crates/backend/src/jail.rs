@@ -31,11 +31,13 @@ use rustix::{
 use crate::{
     Backend, BoxRequest, IsolationLevel, Placed,
     checkpoint::{self, Criu, Image, Living},
-    environment, guest_programs, memory_of,
+    environment::{self, Environment},
+    guest_programs, memory_of,
     spares::Spares,
     stages::{self, Stages},
     steps::{Step as At, Watch},
     stored,
+    warm::Parents,
 };
 
 /// The file system of a workspace, where it has one of its own.
@@ -54,6 +56,7 @@ pub struct Jail {
     stages: Stages,
     criu: Mutex<Option<Criu>>,
     watch: Watch,
+    pub(crate) parents: Parents,
 }
 
 impl Jail {
@@ -70,12 +73,18 @@ impl Jail {
             stages: Stages::default(),
             criu: Mutex::default(),
             watch,
+            parents: Parents::default(),
         }
     }
 
     /// Where a box puts its root together, in a mount namespace of its own: one empty directory does for all.
     fn mount_point(&self) -> PathBuf {
         self.state.join("root")
+    }
+
+    /// Where warm parents have their boxes' directories.
+    pub(crate) fn parents_place(&self) -> PathBuf {
+        self.state.join("templates")
     }
 
     fn program(&self) -> io::Result<PathBuf> {
@@ -171,12 +180,16 @@ impl Jail {
             first: request.first,
             life: request.life,
             undo_calls: request.undo_calls,
+            image: None,
+            parent: request.parent.clone(),
         };
+        let copies = jailed && request.parent.is_none();
         Ok(BoxSpec {
             directory: directory.clone(),
             agent,
             mount_point: self.mount_point(),
             hostname: "carrel".into(),
+            image: if copies { self.parents.image(&request.environment) } else { None },
             isolation,
             config,
         })
@@ -569,6 +582,15 @@ impl Backend for Jail {
 
     fn make_directory(&self, directory: &Path) -> io::Result<()> {
         self.spares.directory(directory)
+    }
+
+    fn wants_parent(&self) -> bool {
+        // For a single sandbox it would take longer to make the parent than its copy saves.
+        self.spares.makes_many() && self.parents.is_time()
+    }
+
+    fn make_parent(&self, environment: &Environment) {
+        self.make_warm(environment);
     }
 
     fn restock(&self, limits: &Limits) {

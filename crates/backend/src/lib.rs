@@ -12,6 +12,7 @@ pub mod guest_programs;
 pub mod host;
 pub mod jail;
 pub mod link;
+mod memfd_image;
 mod packed;
 pub mod port;
 mod pstree_image;
@@ -20,6 +21,7 @@ mod stages;
 pub mod steps;
 mod stored;
 mod userns_image;
+pub mod warm;
 
 use std::path::{Path, PathBuf};
 
@@ -58,6 +60,8 @@ pub struct BoxRequest {
     pub life: u32,
     /// How many calls can be taken back.
     pub undo_calls: u32,
+    /// A box for a warm parent, with these modules; see [`warm`].
+    pub parent: Option<Vec<String>>,
 }
 
 /// How strongly a sandbox is shut in.
@@ -231,6 +235,14 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Ends every process of a sandbox and removes what is outside its directory: mounts, cgroups. `placed` is
     /// missing when its maker died before it could be recorded; names derive from the id, so all is found anyway.
     fn destroy(&self, id: &SandboxId, directory: &Path, placed: Option<&Placed>) -> Result<(), Problem>;
+
+    /// Whether this is a moment to look for a warm parent with [`Backend::make_parent`].
+    fn wants_parent(&self) -> bool {
+        false
+    }
+
+    /// Prepares interpreters of this environment to be copied instead of started, if that is due; called when nobody waits.
+    fn make_parent(&self, _environment: &Environment) {}
 
     /// Prepares for the next sandbox like this one; called when nobody waits.
     fn restock(&self, _limits: &Limits) {}

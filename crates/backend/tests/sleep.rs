@@ -60,6 +60,7 @@ impl World {
             first: None,
             life: 0,
             undo_calls: 3,
+            parent: None,
         }
     }
 

@@ -16,7 +16,7 @@ use std::{
 
 use carrel_api::mcp::ToolSet;
 use carrel_backend::{IsolationLevel, Project, host::Whereabouts};
-use carrel_engine::{Environments, Source, Wish, pool::PoolSize};
+use carrel_engine::{Environments, Source, Warmth, Wish, pool::PoolSize};
 use carrel_proto::{
     limits::{ByteSize, Limits},
     problem::{Code, Problem},
@@ -251,6 +251,8 @@ impl Config {
             let own = self.undo_calls.get(name).copied();
             environments.set_undo_calls(name, own.unwrap_or_else(|| self.number(Key::UndoCalls)));
         }
+        let parents = self.value(Key::WarmParents) == Some(&Value::Flag(true));
+        environments.set_warmth(Warmth { on: parents, modules: self.list(Key::WarmModules) });
         // What a flag says holds for every environment.
         let flag = self.values.get(&Key::UndoCalls).filter(|(_, origin)| matches!(origin, Origin::Flag(_)));
         let undo_calls = flag.map(|_| self.number(Key::UndoCalls));

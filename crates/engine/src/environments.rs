@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use carrel_backend::{environment::Environment, host::Whereabouts};
+use carrel_backend::{environment::Environment, host::Whereabouts, warm::Warmth};
 use carrel_proto::{
     guest::Language,
     message::DEFAULT_UNDO,
@@ -28,13 +28,21 @@ pub struct Environments {
     /// Whose interpreters presets mean.
     #[serde(default)]
     whereabouts: Whereabouts,
+    /// Whether interpreters are copied from warm parents.
+    #[serde(default)]
+    warmth: Warmth,
 }
 
 impl Default for Environments {
     /// The presets, one per language, with what is in the usual places.
     fn default() -> Self {
         let sources = Language::ALL.map(|language| (language.as_str().to_owned(), Source::Preset(language)));
-        Self { sources: sources.into(), undo_calls: BTreeMap::new(), whereabouts: Whereabouts::default() }
+        Self {
+            sources: sources.into(),
+            undo_calls: BTreeMap::new(),
+            whereabouts: Whereabouts::default(),
+            warmth: Warmth::default(),
+        }
     }
 }
 
@@ -62,6 +70,14 @@ impl Environments {
         self.undo_calls.get(name).copied().unwrap_or(DEFAULT_UNDO)
     }
 
+    pub fn set_warmth(&mut self, warmth: Warmth) {
+        self.warmth = warmth;
+    }
+
+    pub fn warmth(&self) -> &Warmth {
+        &self.warmth
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.sources.keys().map(String::as_str)
     }
@@ -85,10 +101,11 @@ impl Environments {
         derived: &std::path::Path,
         caller: &Whereabouts,
     ) -> Result<Environment, Problem> {
-        match self.source(name)? {
+        let found = match self.source(name)? {
             Source::Preset(language) => Environment::preset(name, *language, derived, caller),
             Source::Artifact(directory) => Environment::artifact(name, directory),
-        }
+        };
+        Ok(Environment { warmth: self.warmth.clone(), ..found? })
     }
 
     /// What code for environment `wanted` (or for none in particular) is written in, in a sandbox of environment `own`.

@@ -67,6 +67,7 @@ pub use carrel_backend::{
     IsolationLevel,
     host::Whereabouts,
     steps::{Step, Watch},
+    warm::{Told, Warmth},
 };
 
 /// Everything an engine needs to know of its surroundings.
@@ -166,7 +167,9 @@ impl Engine {
 
     /// This engine for a caller who has environments of its own.
     #[must_use]
-    pub fn with_environments(&self, environments: Environments) -> Self {
+    pub fn with_environments(&self, mut environments: Environments) -> Self {
+        // What parents load is the operator's to say: they are for everybody.
+        environments.set_warmth(self.environments().warmth().clone());
         Self { core: Arc::clone(&self.core), environments: Arc::new(RwLock::new(Arc::new(environments))) }
     }
 
@@ -193,6 +196,7 @@ impl Engine {
             && whose == maker
             // Another caller's preset of this name may be for another language.
             && *source == Source::Preset(known.language)
+            && known.warmth == *environments.warmth()
             && looked.elapsed() < LOOK_AGAIN
         {
             return Ok(known.clone());
@@ -202,6 +206,27 @@ impl Engine {
             *last = Some((Instant::now(), maker.clone(), found.clone()));
         }
         Ok(found)
+    }
+
+    /// Sees to it that interpreters of new sandboxes with this environment can be copied from a warm parent, while others work.
+    /// Nobody depends on it: without a parent they are started.
+    pub(crate) fn warm_up(&self, environment: String) {
+        if !self.backend.wants_parent() {
+            return;
+        }
+        let engine = self.clone();
+        drop(tokio::task::spawn_blocking(move || {
+            if let Ok(environment) = engine.environment(&environment, engine.environments().whereabouts()) {
+                engine.backend.make_parent(&environment);
+            }
+        }));
+    }
+
+    /// Makes the warm parent of an environment now, if one is due, and says what there is: `None` where none is wanted.
+    pub fn parent(&self, environment: &str) -> Result<Option<Result<Told, String>>, Problem> {
+        let environment = self.environment(environment, self.environments().whereabouts())?;
+        self.backend.make_parent(&environment);
+        Ok(self.jail.parent(&environment))
     }
 
     /// Where what is derived from the host is kept.

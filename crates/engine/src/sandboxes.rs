@@ -325,7 +325,12 @@ impl Engine {
             Offer::KeyTaken => return Ok(None),
             Offer::Nothing => {}
         }
-        self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await
+        let environment = claim.spec.environment.clone();
+        let made = self.blocking(move |engine| engine.claim_and_place(&claim, first, caller)).await?;
+        if made.is_some() {
+            self.warm_up(environment);
+        }
+        Ok(made)
     }
 
     fn claim_and_place(
@@ -407,6 +412,7 @@ impl Engine {
             first,
             life: before.map_or(0, |placed| placed.life + 1),
             undo_calls: record.spec.undo_calls,
+            parent: None,
         })
     }
 

@@ -19,11 +19,13 @@ use carrel_proto::{
 use rustix::process::{Pid, Signal, kill_process};
 
 fn engine(state: &Path) -> Engine {
-    Engine::open(Settings {
-        state: state.to_path_buf(),
-        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
-    })
-    .unwrap()
+    let environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
+    let settings = Settings { state: state.to_path_buf(), environments };
+    let engine = Engine::open(settings).unwrap();
+    if std::env::var_os("CARREL_TEST_COPIES").is_some() {
+        engine.parent("python").unwrap().unwrap().unwrap();
+    }
+    engine
 }
 
 fn wish() -> Wish {

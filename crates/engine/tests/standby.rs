@@ -29,11 +29,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn engine(state: &Path) -> Engine {
-    Engine::open(Settings {
-        state: state.to_path_buf(),
-        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
-    })
-    .unwrap()
+    let environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
+    let settings = Settings { state: state.to_path_buf(), environments };
+    let engine = Engine::open(settings).unwrap();
+    if std::env::var_os("CARREL_TEST_COPIES").is_some() {
+        engine.parent("python").unwrap().unwrap().unwrap();
+    }
+    engine
 }
 
 fn wish() -> Wish {

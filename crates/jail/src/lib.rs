@@ -6,13 +6,16 @@
 //! code loses before its first instruction.
 //!
 //! Invariants:
-//! - this is the only crate of the product with `unsafe` code, and all of it is in [`sys`];
+//! - all `unsafe` code is in [`sys`], and in [`trace`] for looking at another process; of the product's other crates only
+//!   the graft has some;
 //! - no process is forked from a threaded process: [`sys::SingleThread`] is the witness;
 //! - nothing here knows languages, sessions' names, keys or policy of the engine.
 
 pub mod caps;
 pub mod cgroup;
 pub mod confine;
+#[cfg(target_arch = "x86_64")]
+pub mod image;
 pub mod landlock;
 pub mod mounts;
 pub mod net;
@@ -20,6 +23,8 @@ pub mod seccomp;
 pub mod session;
 pub mod stage;
 pub mod sys;
+#[cfg(target_arch = "x86_64")]
+pub mod trace;
 pub mod tree;
 pub mod userns;
 pub mod visit;

@@ -24,7 +24,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{net::UnixListener, process::CommandExt},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -55,6 +55,9 @@ pub struct BoxSpec {
     /// The agent's program on the host.
     pub agent: PathBuf,
     pub hostname: String,
+    /// Where the image of a warm interpreter can be opened; one that is gone by then is none.
+    #[serde(default)]
+    pub image: Option<PathBuf>,
     pub isolation: Isolation,
     pub config: AgentConfig,
 }
@@ -177,7 +180,7 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
 
     match spec.isolation.clone() {
         Isolation::Weak => {
-            let (born_in, meters) = join_cgroup(&mut work)?;
+            let (born_in, meters) = join_cgroup(&mut work, spec.image.as_deref())?;
             match sys::fork(&thread, 0, born_in.as_ref().map(AsFd::as_fd)).or_fail("starting the agent")? {
                 Forked::Parent { pid, .. } => {
                     say(&Report::Pid(pid));
@@ -207,7 +210,7 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
             // the way to any other may be closed to the ids it will have.
             std::env::set_current_dir(&spec.mount_point).or_fail("entering the mount point")?;
             let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
-            let (born_in, meters) = join_cgroup(&mut work)?;
+            let (born_in, meters) = join_cgroup(&mut work, spec.image.as_deref())?;
             let (made, said) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
             // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
             // namespaces can only be made below one that both descend from.
@@ -275,7 +278,7 @@ fn bind_here(socket: OwnedFd) -> io::Result<UnixListener> {
 }
 
 /// Waits for the cgroup and enters it. What a v2 box is born in is opened instead.
-fn join_cgroup(work: &mut work::Received) -> Result<(Option<File>, Handover), Failure> {
+fn join_cgroup(work: &mut work::Received, image: Option<&Path>) -> Result<(Option<File>, Handover), Failure> {
     let reading = "reading the cgroup of the box";
     let text = work.rest(rustix::stdio::stdin()).or_fail(reading)?;
     let spec: CgroupSpec = serde_json::from_slice(&text).map_err(io::Error::from).or_fail(reading)?;
@@ -286,7 +289,9 @@ fn join_cgroup(work: &mut work::Received) -> Result<(Option<File>, Handover), Fa
         Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
         None => None,
     };
-    Ok((born_in, Handover::open(&spec)?))
+    // Without it interpreters are started.
+    let image = image.and_then(|image| File::open(image).ok());
+    Ok((born_in, Handover { image, ..Handover::open(&spec)? }))
 }
 
 /// Descriptors that the agent inherits, at fixed numbers.
@@ -297,6 +302,7 @@ struct Handover {
     pids: Option<File>,
     memory: Option<File>,
     processes: Option<File>,
+    image: Option<File>,
 }
 
 /// The configuration of an agent that is started anew; the rest, small numbers as well, is named in it.
@@ -323,6 +329,7 @@ impl Handover {
             pids: open(&spec.pids, false).or_fail(meters)?,
             memory: open(&spec.memory, false).or_fail(meters)?,
             processes: open(&spec.processes, false).or_fail(meters)?,
+            image: None,
         })
     }
 }
@@ -454,6 +461,7 @@ fn hand_over(
         memory: give(meters.memory.as_ref().map(AsFd::as_fd))?,
         processes: give(meters.processes.as_ref().map(AsFd::as_fd))?,
     };
+    spec.config.image = give(meters.image.as_ref().map(AsFd::as_fd))?;
     if anew {
         let mut config = File::from(memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?);
         let text = serde_json::to_vec(&spec.config).map_err(io::Error::from).or_fail(what)?;

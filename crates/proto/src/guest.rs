@@ -135,6 +135,12 @@ pub struct AgentConfig {
     /// How many calls can be taken back, in sessions that do not say otherwise.
     #[serde(default)]
     pub undo_calls: u32,
+    /// Open descriptor on the image of a warm python with `variables`, of which new ones are copies.
+    #[serde(default)]
+    pub image: Option<i32>,
+    /// This box is for a warm parent, with these modules: its python waits for its image to be taken.
+    #[serde(default)]
+    pub parent: Option<Vec<String>>,
 }
 
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.

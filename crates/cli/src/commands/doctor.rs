@@ -12,7 +12,7 @@ use carrel_engine::{
 use carrel_proto::{
     guest::Language,
     id::SessionName,
-    limits::{Enforced, Enforcement},
+    limits::{ByteSize, Enforced, Enforcement},
     message::Run,
     outcome::Outcome,
     problem::{Code, Problem},
@@ -54,6 +54,8 @@ struct Facts {
     standby: Ability,
     /// Whether they can be written to disk.
     hibernation: Ability,
+    /// Whether python can be copied from a warm parent instead of being started.
+    warm_parents: Warm,
     sandbox: Trial,
 }
 
@@ -61,6 +63,16 @@ struct Facts {
 struct Ability {
     works: bool,
     error: Option<Problem>,
+}
+
+#[derive(Debug, Serialize)]
+struct Warm {
+    on: bool,
+    /// Of the parent that was made to find out: what all copies share.
+    bytes: Option<u64>,
+    /// What it was told to load.
+    modules: Vec<String>,
+    error: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -133,9 +145,24 @@ async fn look(args: &Doctor, context: &Looking<'_>) -> Facts {
         enforced,
         standby: ability(freezer),
         hibernation: ability(context.engine.can_hibernate().err()),
+        warm_parents: warm_parents(context),
         sandbox: trial(context, &interpreters).await,
         interpreters,
     }
+}
+
+fn warm_parents(context: &Looking<'_>) -> Warm {
+    let warmth = context.settings.environments.warmth();
+    let made = match context.engine.parent(Language::Python.as_str()) {
+        Ok(made) => made,
+        Err(problem) => Some(Err(problem.message)),
+    };
+    let (bytes, error) = match made {
+        Some(Ok(told)) => (Some(told.bytes), told.without_modules),
+        Some(Err(why)) => (None, Some(why)),
+        None => (None, None),
+    };
+    Warm { on: warmth.on, bytes, modules: warmth.modules.clone(), error }
 }
 
 /// Makes a sandbox, runs nothing much in it, and takes it away.
@@ -224,6 +251,17 @@ fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
         };
         rows.push((name, word));
     }
+    let warm = &facts.warm_parents;
+    let modules = if warm.modules.is_empty() { "no modules".to_owned() } else { warm.modules.join(", ") };
+    let word = match (warm.on, warm.bytes, &warm.error) {
+        (false, _, _) => "off".to_owned(),
+        (true, Some(bytes), None) => format!("yes: python with {modules}, {}", ByteSize(bytes)),
+        (true, Some(bytes), Some(why)) => {
+            format!("yes: python without its modules, {} ({modules}: {why})", ByteSize(bytes))
+        }
+        (true, None, why) => format!("no: {}", why.as_deref().unwrap_or("python was not found")),
+    };
+    rows.push(("warm parents", word));
     let trial = match &facts.sandbox.error {
         None => format!("works ({} ms)", facts.sandbox.milliseconds),
         Some(_) => "cannot be made".to_owned(),

@@ -13,6 +13,8 @@ use carrel_proto::{
     message::{DEFAULT_UNDO, MAX_UNDO},
 };
 
+/// Modules of a warm parent.
+const MAX_MODULES: usize = 32;
 /// A year: longer than any sandbox should wait, and far from overflow.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -25,6 +27,8 @@ pub(crate) enum Key {
     StandbyAfter,
     HibernateAfter,
     UndoCalls,
+    WarmParents,
+    WarmModules,
     Cpus,
     Memory,
     Pids,
@@ -88,12 +92,14 @@ pub(crate) enum Kind {
     Hosts,
     /// `https://app.example.com`.
     Origins,
+    /// `numpy`, `os.path`.
+    Modules,
 }
 
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 28] = [
+    pub(crate) const ALL: [Key; 30] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
@@ -101,6 +107,8 @@ impl Key {
         Key::StandbyAfter,
         Key::HibernateAfter,
         Key::UndoCalls,
+        Key::WarmParents,
+        Key::WarmModules,
         Key::Cpus,
         Key::Memory,
         Key::Pids,
@@ -124,7 +132,8 @@ impl Key {
         Key::PoolCeiling,
     ];
     /// Tables of a file that hold settings.
-    pub(crate) const SECTIONS: [&str; 6] = ["session", "limits", "project", "serve", "telemetry", "pool"];
+    pub(crate) const SECTIONS: [&str; 7] =
+        ["session", "warm", "limits", "project", "serve", "telemetry", "pool"];
 
     /// In a file: `section.key`.
     pub(crate) fn name(self) -> &'static str {
@@ -136,6 +145,8 @@ impl Key {
             Key::StandbyAfter => "session.standby_after_seconds",
             Key::HibernateAfter => "session.hibernate_after_seconds",
             Key::UndoCalls => "session.undo_calls",
+            Key::WarmParents => "warm.parents",
+            Key::WarmModules => "warm.modules",
             Key::Cpus => "limits.cpus",
             Key::Memory => "limits.memory",
             Key::Pids => "limits.pids",
@@ -191,7 +202,8 @@ impl Key {
             Key::Pids | Key::Execs => Kind::Count,
             Key::UndoCalls => Kind::UpTo(MAX_UNDO),
             Key::PoolFloor | Key::PoolCeiling => Kind::UpTo(pool::MOST),
-            Key::ProjectWritable | Key::ServeAudit => Kind::Flag,
+            Key::WarmModules => Kind::Modules,
+            Key::ProjectWritable | Key::ServeAudit | Key::WarmParents => Kind::Flag,
         }
     }
 
@@ -208,8 +220,9 @@ impl Key {
             | Key::ServeAllowHosts
             | Key::ServeAllowOrigins
             | Key::ServePublicUrl
+            | Key::WarmModules
             | Key::OtlpEndpoint => return None,
-            Key::ServeAudit => Value::Flag(true),
+            Key::ServeAudit | Key::WarmParents => Value::Flag(true),
             Key::ServePackAfter => Value::Time(PACK_AFTER),
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
@@ -234,7 +247,8 @@ impl Key {
     /// very project.
     pub(crate) fn in_project_file(self) -> bool {
         match self {
-            Key::State | Key::Isolation => false,
+            // Modules are loaded once for the sandboxes of all projects.
+            Key::State | Key::Isolation | Key::WarmParents | Key::WarmModules => false,
             _ => !["serve.", "telemetry.", "pool."].iter().any(|section| self.name().starts_with(section)),
         }
     }
@@ -284,12 +298,18 @@ impl Kind {
                 true => Err(format!("`{one}` is not the name of a host")),
             }),
             Kind::Origins => list(text, url),
+            Kind::Modules => match list(text, module)? {
+                Value::List(all) if all.len() > MAX_MODULES => {
+                    Err(format!("more than {MAX_MODULES} modules"))
+                }
+                modules => Ok(modules),
+            },
         }
     }
 
     /// Whether a file holds it as an array.
     pub(crate) fn is_list(self) -> bool {
-        matches!(self, Kind::Addresses | Kind::Hosts | Kind::Origins)
+        matches!(self, Kind::Addresses | Kind::Hosts | Kind::Origins | Kind::Modules)
     }
 
     /// What a file must hold, in words.
@@ -302,7 +322,7 @@ impl Kind {
             Kind::Cpus => "a number",
             Kind::Flag => "true or false",
             Kind::Word(_) | Kind::Path | Kind::Url => "a string",
-            Kind::Addresses | Kind::Hosts | Kind::Origins => "an array of strings",
+            Kind::Addresses | Kind::Hosts | Kind::Origins | Kind::Modules => "an array of strings",
         }
     }
 }
@@ -312,6 +332,15 @@ fn list(text: &str, check: impl Fn(&str) -> Result<(), String>) -> Result<Value,
     let all: Vec<&str> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
     all.iter().try_for_each(|one| check(one))?;
     Ok(Value::List(all.into_iter().map(str::to_owned).collect()))
+}
+
+fn module(text: &str) -> Result<(), String> {
+    let is_word = |word: &str| !word.is_empty() && !word.starts_with(|c: char| c.is_numeric());
+    let is_known = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
+    match text.chars().all(is_known) && text.split('.').all(is_word) {
+        true => Ok(()),
+        false => Err(format!("`{text}` is not the name of a module")),
+    }
 }
 
 fn url(text: &str) -> Result<(), String> {

@@ -150,6 +150,8 @@ impl Engine {
         let wanted = kind.clone();
         let Unclaimed { id, lock, number, placed, environment } =
             self.blocking(move |engine| engine.make_unclaimed(&wanted, order.undo_calls)).await?;
+        // The next ones are copies.
+        self.warm_up(kind.environment.clone());
         let stamp = environment.stamp();
         let keeping = async {
             let mut link = AgentLink::connect(&self.backend.socket(&self.directory(&id))).await?;

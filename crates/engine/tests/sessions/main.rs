@@ -12,6 +12,7 @@ mod artifacts;
 mod bash;
 mod briefs;
 mod calls;
+mod copies;
 mod endings;
 mod execs;
 mod files_back;

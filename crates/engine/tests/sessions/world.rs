@@ -44,7 +44,23 @@ impl World {
     pub(crate) fn with(environments: Environments) -> Self {
         let state = tempfile::tempdir().unwrap();
         let settings = Settings { state: state.path().into(), environments: environments.clone() };
-        Self { engine: Arc::new(Engine::open(settings).unwrap()), environments, state }
+        let engine = Arc::new(Engine::open(settings).unwrap());
+        if std::env::var_os("CARREL_TEST_COPIES").is_some() {
+            // None where a test has turned them off.
+            engine.parent("python").unwrap().map(Result::unwrap);
+        }
+        Self { engine, environments, state }
+    }
+
+    /// In which every python is a copy of a warm parent.
+    pub(crate) fn warm() -> Self {
+        let world = Self::new();
+        world.engine.parent("python").unwrap().unwrap().unwrap();
+        world
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// As another process would see the same state.

@@ -1,0 +1,125 @@
+//! Stopping another process to look at it: `ptrace`, as far as [`crate::image`] needs it. x86-64 only.
+
+#![expect(
+    unsafe_code,
+    reason = "ptrace has no safe wrapper; each block is one call with its own SAFETY note"
+)]
+
+use std::{io, marker::PhantomData, mem, ptr};
+
+const NT_PRSTATUS: usize = 1;
+const NT_PRFPREG: usize = 2;
+const PTRACE_GETREGSET: libc::c_uint = 0x4204;
+const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+
+pub type GeneralRegisters = libc::user_regs_struct;
+
+/// The area that the C library shares with the scheduler.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rseq {
+    pub pointer: u64,
+    pub size: u32,
+    pub signature: u32,
+    pub flags: u32,
+    padding: u32,
+}
+
+/// A process that this thread holds; it goes on when this is dropped. Bound to its thread, as the kernel wants it.
+#[derive(Debug)]
+pub struct Traced {
+    pid: i32,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+impl Traced {
+    /// Holds a process and stops it.
+    pub fn stop(pid: i32) -> io::Result<Self> {
+        // SAFETY: seizing changes no memory of ours.
+        let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0_usize, 0_usize) };
+        check(seized)?;
+        let traced = Self { pid, of_this_thread: PhantomData };
+        // SAFETY: neither does stopping.
+        let stopped = unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, pid, 0_usize, 0_usize) };
+        check(stopped)?;
+        traced.wait()?;
+        Ok(traced)
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut status = 0;
+        loop {
+            // SAFETY: `status` is a valid, writable integer.
+            let pid = unsafe { libc::waitpid(self.pid, &raw mut status, libc::__WALL) };
+            match check(pid.into()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(_) if libc::WIFSTOPPED(status) => return Ok(()),
+                Ok(_) => return Err(io::Error::other("the process has ended")),
+            }
+        }
+    }
+
+    fn regset<T>(&self, which: usize) -> io::Result<T> {
+        // SAFETY: callers ask for structures of integers, for which all zeroes is a valid value.
+        let mut out: T = unsafe { mem::zeroed() };
+        let mut part = libc::iovec { iov_base: ptr::from_mut(&mut out).cast(), iov_len: size_of::<T>() };
+        // SAFETY: the kernel writes at most `iov_len` bytes to `out`, which is that long.
+        let got = unsafe { libc::ptrace(PTRACE_GETREGSET, self.pid, which, &raw mut part) };
+        check(got)?;
+        if part.iov_len != size_of::<T>() {
+            return Err(io::Error::other("the kernel has other registers"));
+        }
+        Ok(out)
+    }
+
+    pub fn registers(&self) -> io::Result<GeneralRegisters> {
+        self.regset(NT_PRSTATUS)
+    }
+
+    /// Control words of the floating point units: x87, then SSE.
+    pub fn float_control(&self) -> io::Result<(u16, u32)> {
+        let all: libc::user_fpregs_struct = self.regset(NT_PRFPREG)?;
+        Ok((all.cwd, all.mxcsr))
+    }
+
+    pub fn blocked_signals(&self) -> io::Result<u64> {
+        let mut mask = 0_u64;
+        // SAFETY: the kernel writes 8 bytes, as it is told, which `mask` has.
+        let got = unsafe { libc::ptrace(PTRACE_GETSIGMASK, self.pid, size_of::<u64>(), &raw mut mask) };
+        check(got)?;
+        Ok(mask)
+    }
+
+    pub fn rseq(&self) -> io::Result<Rseq> {
+        let mut rseq = Rseq::default();
+        // SAFETY: the kernel writes at most the size it is told, which is that of `rseq`.
+        let got = unsafe {
+            libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, self.pid, size_of::<Rseq>(), &raw mut rseq)
+        };
+        check(got)?;
+        Ok(rseq)
+    }
+
+    /// The head of the list of locks that the kernel frees at the process's end.
+    pub fn robust_list(&self) -> io::Result<u64> {
+        let (mut head, mut length) = (0_u64, 0_usize);
+        // SAFETY: both pointers are to valid, writable integers of the sizes that the kernel writes.
+        let got =
+            unsafe { libc::syscall(libc::SYS_get_robust_list, self.pid, &raw mut head, &raw mut length) };
+        check(got)?;
+        Ok(head)
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // SAFETY: letting go changes no memory of ours; a process that has ended has nothing to let go of.
+        unsafe { libc::ptrace(libc::PTRACE_DETACH, self.pid, 0_usize, 0_usize) };
+    }
+}
