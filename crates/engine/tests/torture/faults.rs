@@ -353,39 +353,39 @@ impl Scene {
 
 #[tokio::test]
 async fn standby() {
-    die_everywhere(Deed::Standby).await;
-    die_everywhere(Deed::Thaw).await;
+    Box::pin(die_everywhere(Deed::Standby)).await;
+    Box::pin(die_everywhere(Deed::Thaw)).await;
 }
 
 #[tokio::test]
 async fn hibernate() {
-    die_everywhere(Deed::Hibernate).await;
+    Box::pin(die_everywhere(Deed::Hibernate)).await;
 }
 
 #[tokio::test]
 async fn wake() {
-    die_everywhere(Deed::Wake).await;
+    Box::pin(die_everywhere(Deed::Wake)).await;
 }
 
 #[tokio::test]
 async fn snapshot() {
-    die_everywhere(Deed::Snapshot).await;
+    Box::pin(die_everywhere(Deed::Snapshot)).await;
 }
 
 #[tokio::test]
 async fn restore_as_new() {
-    die_everywhere(Deed::RestoreAsNew).await;
+    Box::pin(die_everywhere(Deed::RestoreAsNew)).await;
 }
 
 #[tokio::test]
 async fn restore_in_place() {
-    die_everywhere(Deed::RestoreInPlace).await;
+    Box::pin(die_everywhere(Deed::RestoreInPlace)).await;
 }
 
 #[tokio::test]
 async fn fork_and_adopt() {
-    die_everywhere(Deed::Fork).await;
-    die_everywhere(Deed::Adopt).await;
+    Box::pin(die_everywhere(Deed::Fork)).await;
+    Box::pin(die_everywhere(Deed::Adopt)).await;
 }
 
 /// The caller is gone as soon as it has asked; what takes the interpreter's place is a process of the box, and needs nobody.
