@@ -1,5 +1,6 @@
 //! Images and grafts by themselves: the agent's own program becomes what an image says, or ends without having become anything.
 
+#![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "clippy's leave for tests ends at their helpers")]
 
 use std::{

@@ -14,7 +14,7 @@
 pub mod caps;
 pub mod cgroup;
 pub mod confine;
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_image.rs")]
 pub mod image;
 pub mod landlock;
 pub mod mounts;

@@ -100,6 +100,8 @@ pub(crate) async fn run(
     let daemon = if alone { None } else { Client::find(settings, output).await };
     let context = &Looking { engine, settings, output, daemon };
     if args.prove {
+        // What is attacked is what callers get: a python that is a copy, where there are copies.
+        let _ = context.engine.parent(Language::Python.as_str());
         return prove::run(&context.engine, output.json, args.filter.as_deref(), args.pool).await;
     }
     let progress = Progress::start(context.output, "looking around");

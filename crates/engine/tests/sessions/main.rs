@@ -12,6 +12,7 @@ mod artifacts;
 mod bash;
 mod briefs;
 mod calls;
+#[cfg(target_arch = "x86_64")]
 mod copies;
 mod endings;
 mod execs;
