@@ -30,7 +30,7 @@ use std::{
 
 use carrel_proto::guest::{AgentConfig, Meters, Places};
 use rustix::{
-    fs::{Gid, MemfdFlags, Mode, OFlags, Uid, memfd_create},
+    fs::{Gid, MemfdFlags, Mode, OFlags, SealFlags, Uid, fcntl_get_seals, memfd_create},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with},
     pipe::{PipeFlags, pipe_with},
     process::{DumpableBehavior, set_dumpable_behavior, setsid},
@@ -289,8 +289,9 @@ fn join_cgroup(work: &mut work::Received, image: Option<&Path>) -> Result<(Optio
         Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
         None => None,
     };
-    // Without it interpreters are started.
-    let image = image.and_then(|image| File::open(image).ok());
+    // Without it interpreters are started. By its seals it is known that nothing else has this name by now.
+    let is_image = |file: &File| fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+    let image = image.and_then(|image| File::open(image).ok()).filter(is_image);
     Ok((born_in, Handover { image, ..Handover::open(&spec)? }))
 }
 
