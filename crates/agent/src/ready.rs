@@ -142,7 +142,7 @@ impl Agent {
         caller: u32,
         (idle_timeout_s, max_lifetime_s): (u64, u64),
         undo_calls: u32,
-    ) -> Result<Event, Problem> {
+    ) -> Result<(), Problem> {
         if !self.is_keeper(caller) {
             return Err(Problem::new(Code::Conflict, "this sandbox is not kept ready by the caller"));
         }
@@ -161,6 +161,6 @@ impl Agent {
         if let Some(connection) = self.connections.get_mut(&caller) {
             connection.since = now;
         }
-        Ok(Event::Done)
+        Ok(())
     }
 }

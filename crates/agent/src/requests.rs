@@ -99,7 +99,7 @@ impl Agent {
             }
             Request::KeepReady => self.keep_ready(caller, tag),
             Request::Claimed { idle_timeout_s, max_lifetime_s, undo_calls } => {
-                self.claimed(caller, (idle_timeout_s, max_lifetime_s), undo_calls).map(Some)
+                self.claimed(caller, (idle_timeout_s, max_lifetime_s), undo_calls).map(|()| None)
             }
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),

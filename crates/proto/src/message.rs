@@ -130,7 +130,8 @@ pub enum Request {
     /// The box is nobody's yet, and kept ready by this caller: answered when its interpreter has been warmed up. From now on it ends
     /// with this connection, until `Claimed`.
     KeepReady,
-    /// Of a box that is kept ready, by its keeper: it is somebody's now, as if it had just been made with these.
+    /// Of a box that is kept ready, by its keeper: it is somebody's now, as if it had just been made with these. Not
+    /// answered unless it is refused: the line is its first caller's from here on.
     Claimed {
         idle_timeout_s: u64,
         max_lifetime_s: u64,

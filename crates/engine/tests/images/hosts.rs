@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use carrel_engine::{
-    Engine, Environments, Note, Settings, Source, State, Wish,
+    Engine, Environments, Note, Settings, Source, State, Whereabouts, Wish,
     snapshots::{RestoreWish, SnapshotWish},
 };
 use carrel_proto::problem::Code;
@@ -62,7 +62,7 @@ fn artifact(directory: &Path) {
 async fn an_interpreter_that_was_replaced_is_named_and_nothing_is_lost() {
     let (state, software) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     artifact(software.path());
-    let mut environments = Environments::default();
+    let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     environments.add("small".into(), Source::Artifact(software.path().into()));
     let engine = Engine::open(Settings { state: state.path().to_path_buf(), environments }).unwrap();
     if let Err(problem) = engine.can_hibernate() {

@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use carrel_engine::{Engine, Environments, Record, Settings, Wish, call::Output, snapshots::SnapshotFilter};
+use carrel_engine::{
+    Engine, Environments, Record, Settings, Whereabouts, Wish, call::Output, snapshots::SnapshotFilter,
+};
 use carrel_proto::{
     guest::Language,
     id::{Key, SessionName},
@@ -16,7 +18,11 @@ use carrel_proto::{
 };
 
 pub(crate) fn open(state: &Path) -> Engine {
-    Engine::open(Settings { state: state.to_path_buf(), environments: Environments::default() }).unwrap()
+    Engine::open(Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    })
+    .unwrap()
 }
 
 pub(crate) fn wish() -> Wish {

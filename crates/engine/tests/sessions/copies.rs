@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use carrel_engine::{Environments, Source, Warmth, Wish};
+use carrel_engine::{Environments, Source, Warmth, Whereabouts, Wish};
 use carrel_proto::guest::Language::Python;
 
 use crate::world::{World, a_run};
@@ -47,7 +47,7 @@ async fn a_copy_is_like_one_that_was_started() {
     let warm = World::warm();
     let copied = warm.sandbox().await;
     assert_eq!(copied.python(IS_COPY).await.value(), Some("True"));
-    let mut environments = Environments::default();
+    let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     environments.set_warmth(Warmth { on: false, ..Warmth::default() });
     let cold = World::with(environments);
     assert_eq!(cold.engine().parent("python").unwrap(), None);
@@ -63,7 +63,7 @@ async fn a_copy_is_like_one_that_was_started() {
 }
 
 fn warm_with(modules: &[&str]) -> World {
-    let mut environments = Environments::default();
+    let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     let modules = modules.iter().map(|&name| name.to_owned()).collect();
     environments.set_warmth(Warmth { on: true, modules });
     let world = World::with(environments);
@@ -212,7 +212,7 @@ fn make_python(directory: &Path) -> PathBuf {
 async fn a_python_that_was_replaced_on_disk_is_started_and_then_copied_anew() {
     let artifact = tempfile::tempdir().unwrap();
     let program = make_python(artifact.path());
-    let mut environments = Environments::default();
+    let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     environments.add("own".into(), Source::Artifact(artifact.path().into()));
     let world = World::with(environments);
     let wish = || Wish { environment: Some("own".into()), ..Wish::default() };
@@ -243,7 +243,7 @@ async fn modules_that_no_image_can_hold_are_left_out() {
     let program = make_python(artifact.path());
     let library = fs::read_dir(program.with_file_name("../lib")).unwrap().next().unwrap().unwrap().path();
     fs::write(library.join("handles.py"), "import signal; signal.signal(signal.SIGUSR1, print)\n").unwrap();
-    let mut environments = Environments::default();
+    let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     environments.add("own".into(), Source::Artifact(artifact.path().into()));
     environments.set_warmth(Warmth { on: true, modules: vec!["json".into(), "handles".into()] });
     let world = World::with(environments);

@@ -13,7 +13,7 @@ use std::{
 
 use carrel_backend::link::AgentLink;
 use carrel_engine::{
-    Engine, Environments, Record, Settings, State, Step, Update, Watch,
+    Engine, Environments, Record, Settings, State, Step, Update, Watch, Whereabouts,
     snapshots::{RestoreWish, Snapshot, SnapshotFilter, SnapshotWish},
 };
 use carrel_proto::{
@@ -131,7 +131,10 @@ pub(crate) async fn commit(state: &Path, name: &str, deed: Deed, at: Option<usiz
             kill_process(getpid(), Signal::KILL).unwrap();
         }
     });
-    let settings = Settings { state: state.to_path_buf(), environments: Environments::default() };
+    let settings = Settings {
+        state: state.to_path_buf(),
+        environments: Environments::default().at(Whereabouts::of(std::env::vars_os())),
+    };
     let engine = Engine::watched(settings, watch).unwrap();
     let record = engine.record_by_key(&Default::default(), &key(name)).unwrap().unwrap();
     let snapshot = || engine.all_snapshots(&SnapshotFilter::default()).unwrap().remove(0);
