@@ -245,9 +245,10 @@ impl Model {
                 self.files = before;
                 Ok(())
             }
-            // A copy may take too long on a machine that has much else to do.
+            // A copy may take too long on a machine that has much else to do, and a process that is on its way out may still be
+            // there when it is looked for: both are told. What must go back in quiet is in `sessions/files_back.rs`.
             (Some(FilesState::Kept), before, Some(reason))
-                if before.is_none() || reason.contains("too long") =>
+                if before.is_none() || reason.contains("too long") || reason.contains("background") =>
             {
                 self.past.iter_mut().for_each(|(_, files)| *files = None);
                 Ok(())
