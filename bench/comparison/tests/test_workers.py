@@ -38,6 +38,12 @@ def lives(pid):
         return False
 
 
+
+def interruptible():
+    """Whoever runs these tests in the background may ignore ctrl-C, and so would all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class WithWorkers(unittest.TestCase):
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
@@ -198,7 +204,7 @@ class Whole(WithWorkers):
         environment = {**os.environ, "PYTHONPATH": BENCH, "FAKE_PLACE": place, "FAKE_HANGS": hangs, "TMPDIR": place,
                        "CARGO_TARGET_DIR": os.path.join(place, "target")}
         argv = [sys.executable, "-m", "comparison", "--quick", "--carrel", os.path.join(place, "carrel"), *more]
-        return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        return subprocess.Popen(argv, env=environment, preexec_fn=interruptible, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True)
 
     def there(self, name):
