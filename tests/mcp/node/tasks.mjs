@@ -22,7 +22,7 @@ const event = () => {
 
 async function the_tools_are_listed(client) {
   const tools = Object.fromEntries((await client.tools()).map((tool) => [tool.name, tool]));
-  same(Object.keys(tools).length, 12);
+  same(Object.keys(tools).length, 13);
   same(tools.run.inputSchema.required, ['code', 'env']);
   ok(tools.sandbox_fs_read.annotations.readOnlyHint && tools.run.annotations.destructiveHint);
 }

@@ -22,7 +22,7 @@ def includes(text, *words):
 
 async def the_tools_are_listed(client, place):
     tools = {tool["name"]: tool for tool in await client.tools()}
-    check(len(tools) == 12, sorted(tools))
+    check(len(tools) == 13, sorted(tools))
     check(tools["run"]["inputSchema"]["required"] == ["code", "env"], tools["run"])
     check(tools["sandbox_fs_read"]["annotations"]["readOnlyHint"], tools["sandbox_fs_read"])
     check(tools["run"]["annotations"]["destructiveHint"], tools["run"])

@@ -28,7 +28,8 @@ class AsyncPorts:
 
     async def list(self) -> List[Port]:
         """What listens in the sandbox."""
-        return [Port.parse(one) for one in (await self._http.json(get(self._path, [("limit", 500)])))["items"]]
+        answer = await self._http.json(get(self._path, [("limit", 500)]))
+        return [Port.parse(one) for one in answer["items"]]
 
     async def wait(self, port: int, timeout: float = 30.0) -> Port:
         """Waits until something listens on `port`."""

@@ -29,7 +29,8 @@ class Ports:
 
     def list(self) -> List[Port]:
         """What listens in the sandbox."""
-        return [Port.parse(one) for one in self._http.json(get(self._path, [("limit", 500)]))["items"]]
+        answer = self._http.json(get(self._path, [("limit", 500)]))
+        return [Port.parse(one) for one in answer["items"]]
 
     def wait(self, port: int, timeout: float = 30.0) -> Port:
         """Waits until something listens on `port`."""
