@@ -244,6 +244,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Prepares interpreters of this environment to be copied instead of started, if that is due; called when nobody waits.
     fn make_parent(&self, _environment: &Environment) {}
 
+    /// Removes what somebody who was killed has left of a box that is on disk; its files stay within reach. Nearly always there is
+    /// nothing, and a caller waits.
+    fn clear_way(&self, id: &SandboxId, directory: &Path) -> Result<(), Problem> {
+        self.destroy(id, directory, None)
+    }
+
     /// Prepares for the next sandbox like this one; called when nobody waits.
     fn restock(&self, _limits: &Limits) {}
 

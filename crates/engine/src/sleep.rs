@@ -365,7 +365,7 @@ impl Engine {
         let path = directory.join(&image.name);
         self.put_back(record)?;
         // Of somebody who was killed between restoring it and writing that down.
-        self.backend.destroy(&record.id, &directory, None)?;
+        self.backend.clear_way(&record.id, &directory)?;
         self.watch.reached(Step::WayCleared);
         let restored = match path.is_dir() {
             true => self.backend.restore(&self.request(record, Some(before), None)?, &path),

@@ -294,6 +294,11 @@ impl Hierarchy {
         self.directories(name).into_iter().map(|directory| directory.join(file)).collect()
     }
 
+    /// Whether it is certain that there is no cgroup of a sandbox, and so no process of it.
+    pub fn has_none(&self, name: &str) -> bool {
+        !matches!(self, Self::None { .. }) && self.directories(name).iter().all(|directory| !directory.exists())
+    }
+
     /// Every process in a sandbox's cgroup.
     pub fn processes(&self, name: &str) -> Vec<i32> {
         let mut pids: Vec<i32> = self
