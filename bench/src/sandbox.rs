@@ -98,7 +98,8 @@ impl World {
         for record in self.engine.list()? {
             self.engine.close(&record, None).await?;
         }
-        Ok(())
+        // What a daemon that was killed had kept ready.
+        self.engine.sweep()
     }
 
     pub(crate) fn living(&self) -> Result<Vec<Record>, Problem> {

@@ -279,8 +279,10 @@ impl Jail {
             agents.extend(find_agents(id));
         }
         for pid in agents {
-            // The kernel does this for a jailed box; a weak one has no namespace that ends with its agent.
-            if placed.is_none_or(|placed| placed.isolation == IsolationLevel::Weak) {
+            // The kernel does this for a jailed box; a weak one has no namespace that ends with its agent. Not for both: whoever is
+            // killed half-way leaves processes that stand still, and an agent that waits for them.
+            if placed.map_or_else(|| shares_our_pids(pid), |placed| placed.isolation == IsolationLevel::Weak)
+            {
                 tree::kill_below(pid);
             }
             end(pid, &self.hierarchy).map_err(failed)?;
@@ -587,6 +589,10 @@ impl Backend for Jail {
         if self.hierarchy.has_none(id.as_str()) { Ok(()) } else { self.destroy(id, directory, None) }
     }
 
+    fn sweep(&self) {
+        self.remove_stray_parents();
+    }
+
     fn make_directory(&self, directory: &Path) -> io::Result<()> {
         self.spares.directory(directory)
     }
@@ -653,6 +659,12 @@ fn last_words(spool: &Path) -> Option<String> {
 /// Where a sandbox's files are on the host.
 pub fn workspace_of(directory: &Path) -> PathBuf {
     directory.join("workspace")
+}
+
+/// Whether a process is in this process's own pid namespace, as nothing of a jailed box is.
+fn shares_our_pids(pid: i32) -> bool {
+    let namespace = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/pid")).ok();
+    namespace("self").is_some_and(|own| namespace(&pid.to_string()) == Some(own))
 }
 
 /// Kills a process and waits until it is gone. With pid 1 of a box goes everything in it.

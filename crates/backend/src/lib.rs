@@ -250,6 +250,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         self.destroy(id, directory, None)
     }
 
+    /// Removes what processes that were killed have left and no sandbox's name leads to.
+    fn sweep(&self) {}
+
     /// Prepares for the next sandbox like this one; called when nobody waits.
     fn restock(&self, _limits: &Limits) {}
 

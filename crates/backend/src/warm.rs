@@ -269,7 +269,7 @@ impl Jail {
     }
 
     /// What processes left that were killed while they made a parent.
-    fn remove_stray_parents(&self) {
+    pub(crate) fn remove_stray_parents(&self) {
         for entry in fs::read_dir(self.parents_place()).into_iter().flatten().flatten() {
             let file_name = entry.file_name();
             let parts = file_name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'));

@@ -40,6 +40,7 @@ impl Engine {
                 known.insert(record.id);
             }
         }
+        self.backend.sweep();
         let rest = [
             self.registry.sweep_scopes(),
             self.registry.sweep_answers(),

@@ -296,7 +296,8 @@ impl Hierarchy {
 
     /// Whether it is certain that there is no cgroup of a sandbox, and so no process of it.
     pub fn has_none(&self, name: &str) -> bool {
-        !matches!(self, Self::None { .. }) && self.directories(name).iter().all(|directory| !directory.exists())
+        !matches!(self, Self::None { .. })
+            && self.directories(name).iter().all(|directory| !directory.exists())
     }
 
     /// Every process in a sandbox's cgroup.
