@@ -115,7 +115,7 @@ async fn use_is_told_as_it_is() {
     let sandbox = world.sandbox().await;
     let usage = async || sandbox.engine.usage(&sandbox.record).await.unwrap();
     let before = usage().await;
-    assert!(before.memory > 0 && before.processes > 0 && before.uptime_ms > 0, "{before:?}");
+    assert!(before.memory > 0 && before.processes > 0, "{before:?}");
     assert_eq!(before.running, 0);
     sandbox.python("data = bytearray(60 << 20)\nx = sum(range(10**6))").await.ok();
     sandbox.script("head -c 5000000 /dev/urandom > file; sync file").await.ok();
@@ -124,7 +124,7 @@ async fn use_is_told_as_it_is() {
     let after = usage().await;
     assert!(after.memory >= before.memory + (50 << 20), "{before:?} {after:?}");
     assert!(after.peak_memory.is_none_or(|peak| peak >= 60 << 20), "{after:?}");
-    assert!(after.cpu_us > before.cpu_us && after.uptime_ms >= before.uptime_ms, "{before:?} {after:?}");
+    assert!(after.cpu_us > before.cpu_us && after.uptime_ms > before.uptime_ms, "{before:?} {after:?}");
     assert!(after.disk_used >= before.disk_used + 4_900_000, "{before:?} {after:?}");
     assert_eq!((after.running, after.idle_ms), (1, 0));
     assert!(after.processes > before.processes);
