@@ -517,7 +517,7 @@ impl Backend for Jail {
         if !memory {
             return stored::put_files(directory, placed.workspace, store);
         }
-        let criu = Criu::find()?;
+        let criu = self.criu()?;
         let program =
             self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
         let living = Living {
