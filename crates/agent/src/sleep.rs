@@ -162,7 +162,7 @@ impl Agent {
             );
         }
         if self.interpreters.values().any(|interpreter| !interpreter.ready || interpreter.renewing) {
-            return Err(Problem::new(Code::Conflict, "an interpreter is just starting").hint("try again"));
+            return Err(Problem::new(Code::Busy, "an interpreter is just starting").hint("try again"));
         }
         if self.processes.values().any(|process| process.terminal) {
             return Err(refused("a terminal is open in it"));

@@ -80,7 +80,8 @@ impl Keeper {
                     Ok(Tried::NotBefore(time)) => time,
                     Err(problem) => {
                         // What this host or this sandbox cannot do is no fault.
-                        if !matches!(problem.code, Code::Unsupported | Code::Conflict | Code::AgentLost) {
+                        let usual = [Code::Unsupported, Code::Conflict, Code::Busy, Code::AgentLost];
+                        if !usual.contains(&problem.code) {
                             first = first.and(Err(problem));
                         }
                         REFUSED

@@ -128,19 +128,27 @@ impl Engine {
     /// Writes a sandbox to disk and ends its box. Refused while a run, or a caller that reads or waits, is there.
     pub async fn hibernate(&self, record: &Record) -> Result<Record, Problem> {
         self.blocking(|engine| engine.can_hibernate()).await?;
-        let lock = self.lock(&record.id).await?;
-        let record = self.there(&record.id)?;
-        if record.state == State::Hibernated {
-            return Ok(record);
+        let until = Instant::now() + ARRIVING;
+        loop {
+            let lock = self.lock(&record.id).await?;
+            let record = self.there(&record.id)?;
+            if record.state == State::Hibernated {
+                return Ok(record);
+            }
+            if !matches!(record.state, State::Running | State::Standby) || !self.is_alive(&record) {
+                return Err(not_running(&record));
+            }
+            if record.spec.ephemeral.is_some() {
+                return Err(Problem::new(Code::Conflict, "the sandbox of one call is not hibernated")
+                    .hint("it is gone when the call is over"));
+            }
+            match self.write_out(record, lock, true).await {
+                // An interpreter that starts is ready in a moment, without anybody's doing.
+                Err(problem) if problem.code == Code::Busy && Instant::now() < until => {}
+                written => return written,
+            }
+            tokio::time::sleep(PAUSE).await;
         }
-        if !matches!(record.state, State::Running | State::Standby) || !self.is_alive(&record) {
-            return Err(not_running(&record));
-        }
-        if record.spec.ephemeral.is_some() {
-            return Err(Problem::new(Code::Conflict, "the sandbox of one call is not hibernated")
-                .hint("it is gone when the call is over"));
-        }
-        self.write_out(record, lock, true).await
     }
 
     /// With the lock held: asks the agent, and freezes its box. `None`: it is not idle for so long.
@@ -264,7 +272,7 @@ impl Engine {
         }
         // Whoever asked is told; of others, the row is all that anybody sees. A caller in the way, or
         // a full disk, may be gone the next time.
-        let passes = matches!(problem.code, Code::Conflict | Code::Disk);
+        let passes = matches!(problem.code, Code::Conflict | Code::Busy | Code::Disk);
         if again && (!asked || problem.code == Code::Unsupported) && !passes {
             self.registry.set_standby_reason(&record.id, &problem.message)?;
         }

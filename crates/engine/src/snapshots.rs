@@ -271,8 +271,8 @@ impl Engine {
             match taken {
                 // A call is about to end, an interpreter about to be ready, or the box about to be found dead.
                 Err(problem)
-                    if matches!(problem.code, Code::Conflict | Code::AgentLost) && Instant::now() < until => {
-                }
+                    if matches!(problem.code, Code::Conflict | Code::Busy | Code::AgentLost)
+                        && Instant::now() < until => {}
                 Ok(None) if Instant::now() < until => {}
                 Ok(None) => return Err(not_running(&self.there(sandbox)?)),
                 Ok(Some(taken)) => return Ok(taken),

@@ -243,7 +243,10 @@ impl Engine {
                         Ok(()) => {}
                         // What cannot be kept is ended: that was asked for. Its files are kept until the new ones are there.
                         Err(problem) if problem.code == Code::Unsupported => self.stop(&record).await?,
-                        Err(problem) if problem.code == Code::Conflict && Instant::now() < until => {
+                        Err(problem)
+                            if matches!(problem.code, Code::Conflict | Code::Busy)
+                                && Instant::now() < until =>
+                        {
                             tokio::time::sleep(PAUSE).await;
                         }
                         Err(problem) => return Err(problem),
