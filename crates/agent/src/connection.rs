@@ -48,7 +48,8 @@ pub(crate) struct Connection {
     sent: usize,
     /// Has said hello.
     pub(crate) greeted: bool,
-    pub(crate) since: Instant,
+    /// When it came, until it has asked for something.
+    pub(crate) arriving: Option<Instant>,
     pub(crate) followers: Vec<Follower>,
     /// Whether readiness to write is being watched.
     pub(crate) waiting: bool,
@@ -66,7 +67,7 @@ impl Connection {
             out: Vec::new(),
             sent: 0,
             greeted: false,
-            since: Instant::now(),
+            arriving: Some(Instant::now()),
             followers: Vec::new(),
             waiting: false,
             files: VecDeque::new(),

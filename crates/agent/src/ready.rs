@@ -157,10 +157,6 @@ impl Agent {
         }
         // An interpreter that died meanwhile had no state to lose.
         self.lost.clear();
-        // Its first caller uses this line, and has just come.
-        if let Some(connection) = self.connections.get_mut(&caller) {
-            connection.since = now;
-        }
         Ok(())
     }
 }

@@ -34,6 +34,11 @@ impl Agent {
         let greeted = self.connections.get(&caller).is_some_and(|connection| connection.greeted);
         // Whoever only looks does not keep a sandbox awake.
         let idle = self.last_activity.elapsed();
+        if let Some(connection) = self.connections.get_mut(&caller)
+            && !matches!(request, Request::Hello { .. })
+        {
+            connection.arriving = None;
+        }
         if !matches!(
             request,
             Request::Hello { .. } | Request::Usage | Request::Rest { .. } | Request::Brief { .. }

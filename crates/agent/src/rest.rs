@@ -12,7 +12,7 @@ use crate::serve::Agent;
 
 /// Between the answer and the freezing are a few system calls of another process.
 const RUNNING: Duration = Duration::from_secs(2);
-/// Who has connected so recently is about to ask for something. Longer than any caller takes from its greeting to its request.
+/// Who has connected so recently and asked for nothing yet is about to. Longer than any caller takes from its greeting to its request.
 const ARRIVING_MS: u128 = 2_000;
 
 impl Agent {
@@ -32,7 +32,8 @@ impl Agent {
             .values()
             .filter(|exec| exec.outcome().is_none() && matches!(exec.what, What::Run { .. }))
             .count();
-        let arriving = others().any(|(_, caller)| caller.since.elapsed().as_millis() < ARRIVING_MS);
+        let is_new = |since: Instant| since.elapsed().as_millis() < ARRIVING_MS;
+        let arriving = others().any(|(_, caller)| caller.arriving.is_some_and(is_new));
         let idle = |wanted: u64| usage.running == 0 && usage.idle_ms >= wanted && reading == 0;
         let rests = !arriving && wanted.is_none_or(idle);
         if rests {

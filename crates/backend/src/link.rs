@@ -113,6 +113,20 @@ impl AgentLink {
         }
     }
 
+    /// Whether the agent is there, as far as is known, and has nothing to say.
+    pub fn is_quiet(&self) -> bool {
+        let byte = &mut [0];
+        self.reader.half.try_read(byte).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
+    /// Gives back what it holds beyond a small answer: for a line that waits for its next use.
+    pub fn slim(&mut self) {
+        if self.reader.decoder.is_empty() {
+            self.reader.decoder = Decoder::default();
+        }
+        self.writer.buffer = Vec::new();
+    }
+
     /// A request with one answer.
     pub async fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
         self.ask_within(request, SHORT).await

@@ -200,7 +200,17 @@ impl Engine {
 
     async fn begin(&self, record: &Record, request: Request) -> Result<Call, Problem> {
         let lifeline = self.lifeline(record);
-        begin(lifeline.connect().await?, request, Some(lifeline)).await
+        if let Some(link) = self.lines.take(&record.id).filter(|_| is_small(&request))
+            && let Ok(mut call) = begin(link, &request, Some(lifeline.clone())).await
+        {
+            call.patience.look_soon();
+            // Nobody has looked since its last call whether the sandbox still runs.
+            match self.rouse(record).await {
+                Err(problem) if problem.code == Code::AgentLost => {}
+                awake => return awake.map(|()| call),
+            }
+        }
+        begin(lifeline.connect().await?, &request, Some(lifeline)).await
     }
 
     /// Opens a session unless it is open. The default one opens by itself.
@@ -306,23 +316,42 @@ impl Engine {
 
 /// Starts a run on a line that is already there: what a caller with many calls does. It waits for as long as the line lives.
 pub async fn start_run(link: AgentLink, run: Run) -> Result<Call, Problem> {
-    begin(link, Request::Run(run), None).await
+    begin(link, &Request::Run(run), None).await
 }
 
 /// Begins a call on a line of the caller's own, as [`start_run`] does.
 pub async fn begin_on(link: AgentLink, request: Request) -> Result<Call, Problem> {
-    begin(link, request, None).await
+    begin(link, &request, None).await
 }
 
-async fn begin(mut link: AgentLink, request: Request, lifeline: Option<Lifeline>) -> Result<Call, Problem> {
-    let tag = link.send(&request).await?;
-    let patience = Patience::new(&request, lifeline);
+async fn begin(mut link: AgentLink, request: &Request, lifeline: Option<Lifeline>) -> Result<Call, Problem> {
+    let tag = link.send(request).await?;
+    let patience = Patience::new(request, lifeline);
     let AgentLink { reader, writer, .. } = link;
     let exec = patience.exec.clone();
     Ok(Call { reader, tag, patience, control: Control { writer, tag, next: tag, exec } })
 }
 
+/// Whether a request goes out at once, also to an agent that is frozen just now.
+fn is_small(request: &Request) -> bool {
+    const SMALL: usize = 16 << 10;
+    match request {
+        Request::Run(run) => run.code.len() < SMALL,
+        Request::Exec(exec) => {
+            exec.argv.iter().map(String::len).sum::<usize>() < SMALL && exec.env.is_empty()
+        }
+        _ => true,
+    }
+}
+
 impl Call {
+    /// Leaves the line to the next call in this sandbox. Only after [`Output::Finished`].
+    pub fn end(self) {
+        if let Some((engine, id)) = self.patience.of() {
+            engine.lines.keep(id, self.into_link());
+        }
+    }
+
     /// The line, for the next call. Only after [`Output::Finished`].
     pub fn into_link(self) -> AgentLink {
         AgentLink::reuse(self.reader, self.control.writer, self.control.next)

@@ -14,6 +14,7 @@ use std::{
         mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 use serde::Serialize;
@@ -22,6 +23,8 @@ use crate::{events::Numbered, registry::now_ms};
 
 /// Lines that may wait for the disk: some seconds of a busy host.
 const QUEUE: usize = 4096;
+/// So long a line waits for more. Waking the thread for each costs a caller more than the line itself.
+const GATHERING: Duration = Duration::from_millis(5);
 /// Longest line; a longer one is replaced by a word that says so.
 const MAX_LINE: usize = 64 << 10;
 
@@ -172,7 +175,12 @@ impl Writer {
                     self.say_dropped(dropped);
                     let _ = self.file.flush();
                     match receiver.recv() {
-                        Ok(entry) => entry,
+                        Ok(entry @ Entry::Flush(_)) => entry,
+                        // What follows in a moment is written with it, and wakes nobody.
+                        Ok(entry) => {
+                            std::thread::sleep(GATHERING);
+                            entry
+                        }
                         Err(_) => break,
                     }
                 }

@@ -21,6 +21,7 @@ mod input;
 pub mod journal;
 pub mod keeper;
 pub mod keys;
+mod lines;
 mod lock;
 pub mod nearest;
 pub mod packing;
@@ -62,7 +63,7 @@ pub use crate::{
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
 };
-use crate::{events::Hub, lock::Locks, pool::Pool, registry::Registry, retire::Retiring};
+use crate::{events::Hub, lines::Lines, lock::Locks, pool::Pool, registry::Registry, retire::Retiring};
 pub use carrel_backend::{
     IsolationLevel,
     host::Whereabouts,
@@ -98,6 +99,7 @@ pub struct Core {
     events: Arc<Hub>,
     watch: Watch,
     pool: Pool,
+    lines: Lines,
     retiring: Retiring,
 }
 
@@ -142,6 +144,7 @@ impl Engine {
             events: Arc::default(),
             watch,
             pool: Pool::default(),
+            lines: Lines::default(),
             retiring: Retiring::default(),
         });
         Ok(Self { core, environments })

@@ -61,9 +61,6 @@ enum Greeted {
 impl Lifeline {
     /// A line to the agent, woken if it sleeps. An agent that does not greet back is ended.
     pub(crate) async fn connect(&self) -> Result<AgentLink, Problem> {
-        if let Some(link) = self.engine.pool.line(&self.id) {
-            return Ok(link);
-        }
         let (mut silent, mut woken) = (0, 0);
         // Held so that the agent knows of somebody who is about to want something, and is not put to sleep again.
         let mut _held = None;
@@ -178,6 +175,8 @@ pub(crate) struct Patience {
     /// Without one, the call waits for as long as its line lives.
     lifeline: Option<Lifeline>,
     look: Instant,
+    /// The next look is only whether the box sleeps.
+    early: bool,
     /// The time of a run whose clock may not have started: others can be before it in its interpreter's queue.
     queued: Option<Duration>,
     deadline: Option<Instant>,
@@ -185,6 +184,11 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
+    /// The engine that looks after the call, and the call's sandbox.
+    pub(crate) fn of(&self) -> Option<(Engine, SandboxId)> {
+        self.lifeline.as_ref().map(|lifeline| (lifeline.engine.clone(), lifeline.id.clone()))
+    }
+
     pub(crate) fn new(request: &Request, lifeline: Option<Lifeline>) -> Self {
         let now = Instant::now();
         let (queued, deadline, exec) = match request {
@@ -196,7 +200,13 @@ impl Patience {
             Request::Attach { exec, .. } => (None, None, Some(exec.clone())),
             _ => (None, None, None),
         };
-        Self { lifeline, look: now + LOOK, queued, deadline, exec }
+        Self { lifeline, look: now + LOOK, early: false, queued, deadline, exec }
+    }
+
+    /// For a call whose agent has not greeted: it may be frozen, whatever its row says.
+    pub(crate) fn look_soon(&mut self) {
+        self.look = Instant::now() + SOON;
+        self.early = true;
     }
 
     /// Waits until there is something for `tag`.
@@ -215,10 +225,19 @@ impl Patience {
     /// The time for a look, or for the end, has come.
     async fn look(&mut self) -> Result<(), Problem> {
         let Some(lifeline) = self.lifeline.clone() else { return Ok(()) };
+        let early = std::mem::take(&mut self.early);
         if lifeline.sleeps()? {
+            if self.exec.is_none() {
+                // The call has not even begun: whoever put the box to sleep did not know of it.
+                lifeline.wake().await?;
+            }
             // Somebody has put it into standby in the midst of this call, which goes on when it is woken.
             self.look = Instant::now() + LOOK;
             self.deadline = self.deadline.map(|deadline| deadline.max(self.look + LATE));
+            return Ok(());
+        }
+        if early {
+            self.look = Instant::now() + LOOK;
             return Ok(());
         }
         if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {

@@ -26,12 +26,11 @@ mod pressure;
 mod shelves;
 
 use std::{
-    collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use carrel_backend::{Placed, environment::Environment, link::AgentLink};
@@ -58,11 +57,6 @@ pub const DEFAULT_FLOOR: u32 = 0;
 pub const DEFAULT_CEILING: u32 = 8;
 /// Most that a configuration may ask for.
 pub const MOST: u32 = 1000;
-/// The line of a box that was claimed so recently is its caller's. Less than the time for which an agent takes such a line for
-/// somebody who is arriving, so that the box is not put to sleep under the caller's hands.
-const LINE_AGE: Duration = Duration::from_secs(1);
-/// Lines that wait for their callers.
-const MOST_LINES: usize = 64;
 
 /// How many boxes are kept ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +112,6 @@ struct Ready {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     shelves: Mutex<Shelves<Ready>>,
-    lines: Mutex<VecDeque<(Instant, SandboxId, AgentLink)>>,
     /// Something changed that whoever fills the shelves should know.
     changed: Notify,
     /// Held by everyone who removes boxes.
@@ -149,30 +142,6 @@ enum Passed {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Pool {
-    /// The line to a box that has just been claimed: its first caller needs no other.
-    pub(crate) fn line(&self, id: &SandboxId) -> Option<AgentLink> {
-        let mut lines = lock(&self.lines);
-        let at = lines.iter().position(|(_, whose, _)| whose == id)?;
-        lines.remove(at).filter(|(since, ..)| since.elapsed() < LINE_AGE).map(|(.., link)| link)
-    }
-
-    fn keep_line(&self, id: SandboxId, link: AgentLink) {
-        let mut lines = lock(&self.lines);
-        if lines.len() == MOST_LINES {
-            lines.pop_front();
-        }
-        lines.push_back((Instant::now(), id, link));
-    }
-
-    /// Lets go of lines that nobody came for; says when the next one is due.
-    fn tidy_lines(&self) -> Option<Instant> {
-        let mut lines = lock(&self.lines);
-        lines.retain(|(since, ..)| since.elapsed() < LINE_AGE);
-        lines.front().map(|(since, ..)| *since + LINE_AGE)
-    }
 }
 
 impl Engine {
@@ -300,7 +269,8 @@ impl Engine {
                 let Ready { lock, link, id, .. } = ready;
                 // Somebody may have found the row already, and wait.
                 drop(lock);
-                self.pool.keep_line(id, link);
+                // Its first caller needs no other.
+                self.lines.keep(id, link);
                 self.pool.claimed.fetch_add(1, Ordering::Relaxed);
                 self.note(Event::of(Said::SessionCreated, &record).caller(caller));
                 self.pool.changed.notify_one();

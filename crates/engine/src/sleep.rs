@@ -16,8 +16,8 @@
 //! K  row = standby ────────────────> asks the agent: who is there? ──> nobody: freezes
 //! C            connects and greets ─────────────────> reads the row ──> still running: sends its request
 //! ```
-//! If C reads `running`, it was connected before K asked, and the agent says so: one who has come in the last seconds is
-//! about to want something. If the agent does not know of C, then C reads `standby`, waits for the lock and wakes the box. A
+//! If C reads `running`, it was connected before K asked, and the agent says so: one who came in the last seconds and has asked
+//! for nothing yet is about to. If the agent does not know of C, then C reads `standby`, waits for the lock and wakes the box. A
 //! line that is kept open between calls ([`Engine::rouse`]) sends its request first and then reads the row; K asks twice,
 //! so that the agent has read everything that was sent before K's first question. A greeting that is not answered at once
 //! makes C look at the row again: it may have come when the box was frozen already.
@@ -324,11 +324,14 @@ impl Engine {
         }
         self.check_environment(&record, environment)?;
         let began = Instant::now();
-        let woken = match (record.state, self.is_alive(&record)) {
-            (State::Standby, true) => self.thaw(&record)?,
-            (State::Standby, false) => match self.recover(&record)? {
-                Some(record) => self.restore(&record)?,
-                None => None,
+        let woken = match record.state {
+            State::Standby => match self.thaw(&record)? {
+                // Whoever wrote it to disk and ended it did not come to writing that down.
+                None => match self.recover(&record)? {
+                    Some(record) => self.restore(&record)?,
+                    None => None,
+                },
+                thawed => thawed,
             },
             _ => self.restore(&record)?,
         };
@@ -343,9 +346,7 @@ impl Engine {
 
     /// With the lock held: wakes one in standby for a change of what it holds.
     pub(crate) fn unfreeze(&self, record: &mut Record) -> Result<(), Problem> {
-        if self.is_alive(record)
-            && let Some(found) = self.thaw(record)?
-        {
+        if let Some(found) = self.thaw(record)? {
             self.note(Event::of(Kind::SessionWoken, record).detail("update"));
             *record = found.record;
         }
@@ -354,7 +355,7 @@ impl Engine {
 
     /// `None`: it died in its sleep.
     fn thaw(&self, record: &Record) -> Result<Option<Found>, Problem> {
-        let Some(placed) = &record.placed else { return Ok(None) };
+        let Some(placed) = record.placed.as_ref().filter(|_| self.is_alive(record)) else { return Ok(None) };
         match self.backend.thaw(&record.id, placed) {
             Ok(()) => {}
             Err(problem) if problem.code == Code::AgentLost => return Ok(None),
@@ -426,6 +427,11 @@ impl Engine {
             return Ok(self.recover(record)?.is_some());
         }
         if !self.is_frozen(record) {
+            let thawed = record.placed.as_ref().map(|placed| self.backend.thaw(&record.id, placed));
+            // It may be at its very end, at the hands of whoever wrote it to disk.
+            if thawed.is_some_and(|thawed| thawed.is_err_and(|problem| problem.code == Code::AgentLost)) {
+                return Ok(self.recover(record)?.is_some());
+            }
             self.remove_images(record);
             self.registry.set_awake(&record.id, false)?;
         }

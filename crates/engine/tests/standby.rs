@@ -68,7 +68,10 @@ async fn finish(mut call: carrel_engine::call::Call) -> Result<(String, Outcome)
     loop {
         match call.next().await? {
             Output::Bytes { bytes, .. } => out.extend_from_slice(bytes),
-            Output::Finished(outcome) => return Ok((String::from_utf8_lossy(&out).into_owned(), outcome)),
+            Output::Finished(outcome) => {
+                call.end();
+                return Ok((String::from_utf8_lossy(&out).into_owned(), outcome));
+            }
             _ => {}
         }
     }
@@ -493,4 +496,33 @@ async fn the_keeper_lets_the_busy_be_and_puts_the_idle_to_sleep() {
     for record in [record, never] {
         engine.close(&record, None).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_kept_line_finds_a_box_that_others_put_to_sleep_and_its_call_runs_once() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, elsewhere) = (engine(place.path()), engine(place.path()));
+    let Some(record) = asleep(&here, &wish(), "n=0").await else { return };
+    let count = "n=$((n + 1)); echo $n";
+    assert_eq!(bash(&here, &record, count).await, "1\n");
+    in_time("standby", elsewhere.standby(&record)).await.unwrap();
+    assert_eq!(bash(&here, &record, count).await, "2\n");
+    if elsewhere.can_hibernate().is_ok() {
+        let written = in_time("hibernate", async {
+            loop {
+                match elsewhere.hibernate(&record).await {
+                    // The line is new: its caller may be about to want something.
+                    Err(problem) if problem.code == Code::Conflict => {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                    written => return written,
+                }
+            }
+        })
+        .await
+        .unwrap();
+        assert_eq!(written.state, State::Hibernated);
+        assert_eq!(bash(&here, &record, count).await, "3\n");
+    }
+    here.close(&record, None).await.unwrap();
 }

@@ -4,7 +4,7 @@
 //! and keeps its place in the process count, so passes of SIGSTOP reach a state in which nothing new appears; then
 //! everything is killed at once.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, io::Read};
 
 use rustix::process::{Signal, kill_process};
 
@@ -39,11 +39,16 @@ pub fn kill_chosen(choose: impl Fn() -> Vec<i32>, send: impl Fn(&[i32], Signal))
     send(&choose(), Signal::KILL);
 }
 
+/// A flag of the kernel's in field 9 of `/proc/PID/stat`.
+const PF_EXITING: u64 = 4;
+
 /// What `/proc/PID/stat` says of a process, as far as we ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Ended, and nobody has taken note: as good as gone.
     pub zombie: bool,
+    /// On its way out: the first process of a pid namespace waits there for all others.
+    pub exiting: bool,
     pub parent: i32,
     /// Its own and its reaped children's, in hundredths of a second.
     pub cpu_ticks: u64,
@@ -54,7 +59,11 @@ pub struct Stat {
 impl Stat {
     /// `None`: there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+        // In one go: it says that it has no size, and is asked for before every call.
+        let mut stat = [0; 1024];
+        let length =
+            fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut stat)).ok()?;
+        Self::parse(&stat[..length])
     }
 
     fn parse(stat: &[u8]) -> Option<Self> {
@@ -66,6 +75,7 @@ impl Stat {
         let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
         Some(Self {
             zombie: matches!(*fields.first()?, "Z" | "X"),
+            exiting: number(9)? & PF_EXITING != 0,
             parent: fields.get(1)?.parse().ok()?,
             cpu_ticks: (14..=17).filter_map(number).sum(),
             start_time: number(22)?,
@@ -73,13 +83,16 @@ impl Stat {
     }
 }
 
-/// When a process was started: with its pid, its name for good. `None` if it has ended.
+/// When a process was started: with its pid, its name for good. `None` if it has ended, or is about to.
 pub fn start_time(pid: i32) -> Option<u64> {
-    Stat::of(pid).filter(|stat| !stat.zombie).map(|stat| stat.start_time)
+    Stat::of(pid).filter(|stat| !stat.zombie && !stat.exiting).map(|stat| stat.start_time)
 }
 
-/// Whether a process has been killed and cannot know yet, because it is frozen.
+/// Whether a process has been killed, and does not know yet because it is frozen, or is just ending.
 pub fn is_killed(pid: i32) -> bool {
+    if Stat::of(pid).is_some_and(|stat| stat.exiting) {
+        return true;
+    }
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status
         .lines()
@@ -116,10 +129,14 @@ mod tests {
     #[test]
     fn a_process_is_read_past_its_name() {
         let line = b"7 (a) Z 1 (b) S 4 7 7 0 -1 4194560 11 0 0 0 3 5 7 9 20 0 1 0 1234 1 2\n";
-        let stat = Stat { zombie: false, parent: 4, cpu_ticks: 24, start_time: 1234 };
+        let stat = Stat { zombie: false, exiting: false, parent: 4, cpu_ticks: 24, start_time: 1234 };
         assert_eq!(Stat::parse(line), Some(stat));
         assert!(
             Stat::parse(b"7 (x) Z 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 5").is_some_and(|stat| stat.zombie)
+        );
+        assert!(
+            Stat::parse(b"7 (x) S 1 7 7 0 -1 4194564 0 0 0 0 0 0 0 0 0 0 0 0 5")
+                .is_some_and(|stat| stat.exiting)
         );
         for broken in [&b""[..], b"7 (x", b"7 (x)", b"7 (x) S", b"7 (x) S 1 2"] {
             assert_eq!(Stat::parse(broken), None);

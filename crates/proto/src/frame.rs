@@ -175,6 +175,11 @@ impl Decoder {
         &mut self.buffer[self.end..]
     }
 
+    /// Whether nothing waits in it.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
     /// `count` bytes were written to [`Decoder::space`].
     pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.buffer.len());

@@ -75,20 +75,18 @@ impl Engine {
                 let engine = self.with_environments((*order.environments).clone());
                 making.spawn(async move { (engine.make_ready(&kind, order).await, kind) });
             }
-            let lines = self.pool.tidy_lines();
             let (next, ready) = {
                 let shelves = lock(&self.pool.shelves);
                 (shelves.next_change(now), shelves.ready())
             };
             let look = (ready > 0).then(|| now + LOOK);
-            let until = [next, lines, look].into_iter().flatten().min();
+            let until = [next, look].into_iter().flatten().min();
             tokio::select! {
                 () = self.pool.changed.notified() => {}
                 Some(made) = making.join_next(), if !making.is_empty() => self.shelve(made),
                 () = wait(until) => {}
             }
         }
-        self.pool.tidy_lines();
         let engine = self.clone();
         let _ = tokio::task::spawn_blocking(move || engine.empty_shelves()).await;
         // Those that were on their way out already are removed by others.

@@ -153,6 +153,7 @@ impl World {
             events: Arc::default(),
             watch: Default::default(),
             pool: Default::default(),
+            lines: Default::default(),
             retiring: Default::default(),
         };
         let engine = Engine { core: Arc::new(core), environments: Arc::default() };

@@ -101,6 +101,8 @@ async fn finish(mut call: Call) -> Result<Ran, Problem> {
             Output::Bytes { bytes, .. } => err.extend_from_slice(bytes),
             Output::Finished(outcome) => {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+                // The next call finds its line, whatever has become of the sandbox by then.
+                call.end();
                 return Ok(Ran { out: text(&out), err: text(&err), outcome });
             }
             _ => {}

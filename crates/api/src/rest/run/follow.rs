@@ -168,6 +168,7 @@ impl Following {
                 },
             }
         };
+        call.end();
         self.finished(&outcome);
         let note = match (&self.note, left_out) {
             (note, 0) => note.clone(),
