@@ -654,6 +654,7 @@ except ImportError:  # pidfd_open came with 3.9
 
 SCORE = "/proc/self/oom_score_adj"
 OWN = set()  # spares that are this process's children, also those that were killed and are not reaped yet
+BORN = {}  # pid of a spare of the process whose place this one has taken -> when it began
 FAULTS = {}  # pid of a spare -> faults() when it was made
 SLOTS = range(HIGH + 5, HIGH + 40)
 try:
@@ -779,6 +780,8 @@ def take_over(number, timers, closed):
     global PID
     PID = getpid()
     call.spared = None
+    for pid, _, _ in SPARES:
+        attempt(note_birth, pid)
     be_killed_first(250)
     for which, (delay, interval) in timers:
         setitimer(which, delay, interval)
@@ -906,7 +909,7 @@ def drop(spares, alive=True):
         except OSError:
             pass
         FAULTS.pop(pid, None)
-        if alive:
+        if alive and not ended(pid):
             try:
                 kill(pid, SIGKILL)  # its end takes a while; it is reaped later
             except OSError:
@@ -915,14 +918,23 @@ def drop(spares, alive=True):
 
 def ended(pid, how=posix.WNOHANG):
     try:
-        if pid not in OWN:  # of a process whose place this one has taken
-            return kill(pid, 0) is not None
+        if pid not in OWN:  # not a child: its number may be another's by now
+            return born(pid) != BORN.get(pid)
         if REAL["waitpid"](pid, how)[0] != pid:
             return False
     except OSError:
         pass
     OWN.discard(pid)
     return True
+
+
+def note_birth(pid):
+    BORN[pid] = born(pid)
+
+
+def born(pid):
+    with open("/proc/%d/stat" % pid, "rb", 0) as stat:
+        return stat.read().rpartition(b")")[2].split()[19]
 
 
 def obey(request):

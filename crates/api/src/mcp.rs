@@ -8,12 +8,12 @@ mod arguments;
 mod code;
 mod complete;
 mod compute;
+mod desks;
 mod files;
 mod follow;
 mod handler;
 pub mod http;
 mod json_id;
-mod lines;
 mod log;
 mod presence;
 mod report;
@@ -41,7 +41,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use handler::Connection;
 pub use tools::ToolSet;
 
-use self::{lines::Lines, scope::Scope};
+use self::{desks::Desks, scope::Scope};
 
 /// Largest message of a client: room for the largest code, escaped. What is larger is answered with an error.
 pub const MAX_MESSAGE: usize = 16 << 20;
@@ -80,7 +80,7 @@ pub struct Options {
 pub struct Server {
     options: Options,
     engine: OnceCell<Engine>,
-    lines: Lines,
+    desks: Desks,
     /// Scopes of clients that were here, for the time after them.
     scopes: Mutex<Vec<Weak<Scope>>>,
     farewells: TaskTracker,
@@ -103,7 +103,7 @@ impl Server {
         Arc::new(Self {
             options,
             engine: OnceCell::new_with(engine),
-            lines: Lines::default(),
+            desks: Desks::default(),
             scopes: Mutex::default(),
             farewells: TaskTracker::new(),
             leaving: CancellationToken::new(),

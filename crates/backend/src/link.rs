@@ -11,6 +11,7 @@ use carrel_proto::{
     outcome::SessionState,
     problem::{Code, Problem},
 };
+use rustix::net::{RecvFlags, recv};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -113,10 +114,9 @@ impl AgentLink {
         }
     }
 
-    /// Whether the agent is there, as far as is known, and has nothing to say.
+    /// Whether the agent is there and has nothing to say.
     pub fn is_quiet(&self) -> bool {
-        let byte = &mut [0];
-        self.reader.half.try_read(byte).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        self.reader.peek() == Err(rustix::io::Errno::AGAIN)
     }
 
     /// Gives back what it holds beyond a small answer: for a line that waits for its next use.
@@ -191,6 +191,17 @@ impl Writer {
 }
 
 impl Reader {
+    /// Of the socket itself: what the runtime knows of it may be older.
+    fn peek(&self) -> rustix::io::Result<usize> {
+        let socket: &UnixStream = self.half.as_ref();
+        recv(socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).map(|(count, _)| count)
+    }
+
+    /// Whether nothing will come any more.
+    pub fn is_cut(&self) -> bool {
+        !matches!(self.peek(), Ok(1..) | Err(rustix::io::Errno::AGAIN))
+    }
+
     /// Waits for the next piece for `tag`; what belongs to other tags is passed over. Safe to drop while it waits.
     pub async fn ready(&mut self, tag: u32) -> Result<(), Problem> {
         loop {

@@ -205,10 +205,14 @@ impl Engine {
         {
             call.patience.look_soon();
             // Nobody has looked since its last call whether the sandbox still runs.
-            match self.rouse(record).await {
-                Err(problem) if problem.code == Code::AgentLost => {}
-                awake => return awake.map(|()| call),
+            if self.registry.sleeps(&record.id)? {
+                Box::pin(self.bring_back(&record.id, None, None)).await?;
+                if call.reader.is_cut() {
+                    // It was written to disk, and whoever did that saw to it that nothing was running.
+                    return begin(lifeline.connect().await?, &request, Some(lifeline)).await;
+                }
             }
+            return Ok(call);
         }
         begin(lifeline.connect().await?, &request, Some(lifeline)).await
     }
@@ -314,12 +318,7 @@ impl Engine {
     }
 }
 
-/// Starts a run on a line that is already there: what a caller with many calls does. It waits for as long as the line lives.
-pub async fn start_run(link: AgentLink, run: Run) -> Result<Call, Problem> {
-    begin(link, &Request::Run(run), None).await
-}
-
-/// Begins a call on a line of the caller's own, as [`start_run`] does.
+/// Begins a call on a line of the caller's own. It waits for as long as the line lives.
 pub async fn begin_on(link: AgentLink, request: Request) -> Result<Call, Problem> {
     begin(link, &request, None).await
 }
@@ -348,12 +347,7 @@ impl Call {
     /// Leaves the line to the next call in this sandbox. Only after [`Output::Finished`].
     pub fn end(self) {
         if let Some((engine, id)) = self.patience.of() {
-            engine.lines.keep(id, self.into_link());
+            engine.lines.keep(id, AgentLink::reuse(self.reader, self.control.writer, self.control.next));
         }
-    }
-
-    /// The line, for the next call. Only after [`Output::Finished`].
-    pub fn into_link(self) -> AgentLink {
-        AgentLink::reuse(self.reader, self.control.writer, self.control.next)
     }
 }

@@ -18,7 +18,7 @@
 //! ```
 //! If C reads `running`, it was connected before K asked, and the agent says so: one who came in the last seconds and has asked
 //! for nothing yet is about to. If the agent does not know of C, then C reads `standby`, waits for the lock and wakes the box. A
-//! line that is kept open between calls ([`Engine::rouse`]) sends its request first and then reads the row; K asks twice,
+//! line that is kept open between calls ([`crate::lines`]) sends its request first and then reads the row; K asks twice,
 //! so that the agent has read everything that was sent before K's first question. A greeting that is not answered at once
 //! makes C look at the row again: it may have come when the box was frozen already.
 //!
@@ -466,22 +466,6 @@ impl Engine {
     pub(crate) fn remove_images(&self, record: &Record) {
         for path in self.nobodys(record) {
             let _ = remove_tree(&path);
-        }
-    }
-
-    /// For a line that was kept open: after a request was sent on it, so that the sandbox is awake to answer. An error means
-    /// that the line is of no use any more.
-    pub async fn rouse(&self, record: &Record) -> Result<(), Problem> {
-        if !self.registry.sleeps(&record.id)? {
-            return Ok(());
-        }
-        let woken = Box::pin(self.bring_back(&record.id, None, None)).await?;
-        let pid = |record: &Record| record.placed.as_ref().map(|placed| (placed.pid, placed.start_time));
-        match woken {
-            Some(found) if found.note.is_some() || pid(&found.record) != pid(record) => {
-                Err(Problem::new(Code::AgentLost, "the sandbox has been restored since this line was opened"))
-            }
-            _ => Ok(()),
         }
     }
 

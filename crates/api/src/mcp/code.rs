@@ -436,7 +436,7 @@ impl Desk<'_> {
         let CloseArguments { sandbox_id, delete_workspace } = parse(arguments)?;
         let (engine, record) = self.server.known(self.scope, &sandbox_id).await?;
         if let Some(key) = &record.key {
-            self.server.lines.forget(key);
+            self.server.desks.forget(key);
         }
         if delete_workspace {
             engine.retire(&record).await?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use carrel_engine::{
     Engine, Record, Wish,
-    call::{AgentLink, Call, Output, start_run},
+    call::{Call, Output},
 };
 use carrel_proto::{
     guest::Language,
@@ -19,9 +19,9 @@ use serde::Deserialize;
 use super::{
     Server,
     arguments::{Seconds, millis, parse},
+    desks::Seat,
     files::{Made, mark},
     follow::{Client, End, Queue, Transcript, busy_with, follow},
-    lines::Line,
     report::Report,
     scope::{Place, Scope},
     tasks, uri,
@@ -85,34 +85,30 @@ pub(super) async fn run(
 
 impl Running<'_> {
     async fn run(self, client: &Client) -> Result<CallToolResponse, Problem> {
-        let line = self.server.lines.take(self.engine, &self.place, &self.wish).await?;
-        if !line.kept {
-            return self.run_on(line, client).await.map_err(|(problem, _)| problem);
+        let seat = self.server.desks.take(self.engine, &self.place, &self.wish).await?;
+        if !seat.kept {
+            return self.run_on(seat, client).await.map_err(|(problem, _)| problem);
         }
-        match self.run_on(line, client).await {
-            // The line was stale and nothing has run on it.
+        match self.run_on(seat, client).await {
+            // What was known of it was stale, and nothing has run.
             Err((problem, false)) if problem.code == Code::AgentLost => {
-                self.server.lines.forget(&self.place.key);
-                let line = self.server.lines.take(self.engine, &self.place, &self.wish).await?;
-                self.run_on(line, client).await.map_err(|(problem, _)| problem)
+                self.server.desks.forget(&self.place.key);
+                let seat = self.server.desks.take(self.engine, &self.place, &self.wish).await?;
+                self.run_on(seat, client).await.map_err(|(problem, _)| problem)
             }
             other => other.map_err(|(problem, _)| problem),
         }
     }
 
     /// An error comes with a word on whether the call had begun.
-    async fn run_on(&self, line: Line, client: &Client) -> Result<CallToolResponse, (Problem, bool)> {
-        let Line { record, language, link, note: told, found, kept } = line;
+    async fn run_on(&self, seat: Seat, client: &Client) -> Result<CallToolResponse, (Problem, bool)> {
+        let Seat { record, language, note: told, found, .. } = seat;
         let mut notes: Vec<String> = told.map(|told| told.text(&self.place.name)).into_iter().collect();
         if found {
             notes.extend(self.still_running(&record).await);
         }
         let mark = mark();
-        let mut call = self.start(link, language).await.map_err(|problem| (problem, false))?;
-        if kept {
-            // Nobody has looked since its last call whether the sandbox still runs.
-            self.engine.rouse(&record).await.map_err(|problem| (problem, false))?;
-        }
+        let mut call = self.start(&record, language).await.map_err(|problem| (problem, false))?;
         let mut transcript = Transcript::new(self.server.options.max_chars);
         let queue = Queue {
             engine: self.engine,
@@ -124,7 +120,7 @@ impl Running<'_> {
         let begun = call.control.has_begun();
         match end {
             Ok(End::Finished(outcome)) => {
-                self.server.lines.give_back(&self.place.key, &record, call.into_link());
+                call.end();
                 let made = Made::since(self.engine, &record, mark);
                 let report = Report {
                     record: &record,
@@ -144,14 +140,14 @@ impl Running<'_> {
             }
             Err(problem) => {
                 if problem.code == Code::AgentLost {
-                    self.server.lines.forget(&self.place.key);
+                    self.server.desks.forget(&self.place.key);
                 }
                 Err((problem, begun))
             }
         }
     }
 
-    async fn start(&self, link: AgentLink, language: Language) -> Result<Call, Problem> {
+    async fn start(&self, record: &Record, language: Language) -> Result<Call, Problem> {
         let run = Run {
             session: self.place.session.clone(),
             language,
@@ -160,7 +156,7 @@ impl Running<'_> {
             // A client that gives up can still read the result later.
             cancel_on_disconnect: false,
         };
-        start_run(link, run).await
+        self.engine.run(record, run).await
     }
 
     /// A word to a client that comes back to work that is still going on.

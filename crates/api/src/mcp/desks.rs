@@ -1,8 +1,8 @@
-//! Lines to agents that are kept open between calls, so that a warm call costs no connection, and of the registry one look:
-//! whether the sandbox sleeps.
+//! What a server knows of the sandboxes it has used, so that a warm call costs of the registry one look: whether the sandbox
+//! sleeps.
 //!
-//! A kept line may be stale: its sandbox may have ended, or have been closed by another process. The first call on it then
-//! fails before it has begun, and [`Lines::forget`] makes the next one go the whole way.
+//! That may be stale: the sandbox may have ended, or have been closed by another process. The first call in it then fails before
+//! it has begun, and [`Desks::forget`] makes the next one go the whole way.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use carrel_engine::{Engine, Note, Record, Wish, call::AgentLink};
+use carrel_engine::{Engine, Note, Record, Wish};
 use carrel_proto::{
     guest::Language,
     id::{Key, SessionName},
@@ -21,13 +21,11 @@ use super::scope::Place;
 
 /// A sandbox is looked up again after this long, which also tells the registry that it is in use.
 const FRESH: Duration = Duration::from_secs(30);
-/// Lines kept per sandbox: more calls at once than that are rare.
-const MOST_IDLE: usize = 4;
 /// Sandboxes remembered.
 const MOST_DESKS: usize = 256;
 
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct Desks {
     desks: Mutex<HashMap<Key, Desk>>,
 }
 
@@ -37,58 +35,54 @@ struct Desk {
     /// Environments asked for before, and what they speak here.
     languages: HashMap<Option<String>, Language>,
     sessions: HashSet<SessionName>,
-    idle: Vec<AgentLink>,
     looked_up: Instant,
 }
 
-/// A line to the agent of the sandbox that a call means.
+/// The sandbox that a call means.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Seat {
     pub(super) record: Arc<Record>,
     pub(super) language: Language,
-    pub(super) link: AgentLink,
     pub(super) note: Option<Note>,
     /// This server has not used the sandbox before, and did not make it.
     pub(super) found: bool,
-    /// Kept from an earlier call.
+    /// Known from an earlier call, and not looked up again.
     pub(super) kept: bool,
 }
 
-impl Lines {
+impl Desks {
     fn desks(&self) -> MutexGuard<'_, HashMap<Key, Desk>> {
         // Nothing that could panic happens while it is held.
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn take(&self, engine: &Engine, place: &Place, wish: &Wish) -> Result<Line, Problem> {
+    pub(super) async fn take(&self, engine: &Engine, place: &Place, wish: &Wish) -> Result<Seat, Problem> {
         match self.kept(place, wish) {
-            Some(line) => Ok(line),
+            Some(seat) => Ok(seat),
             None => self.look_up(engine, place, wish).await,
         }
     }
 
-    fn kept(&self, place: &Place, wish: &Wish) -> Option<Line> {
+    fn kept(&self, place: &Place, wish: &Wish) -> Option<Seat> {
         let mut desks = self.desks();
         let desk = desks.get_mut(&place.key)?;
         let language = *desk.languages.get(&wish.environment)?;
         if !desk.sessions.contains(&place.session) || desk.looked_up.elapsed() > FRESH {
             return None;
         }
-        let link = desk.idle.pop()?;
         let record = Arc::clone(&desk.record);
-        Some(Line { record, language, link, note: None, found: false, kept: true })
+        Some(Seat { record, language, note: None, found: false, kept: true })
     }
 
-    async fn look_up(&self, engine: &Engine, place: &Place, wish: &Wish) -> Result<Line, Problem> {
+    async fn look_up(&self, engine: &Engine, place: &Place, wish: &Wish) -> Result<Seat, Problem> {
         let found = engine.sandbox(&place.key, wish).await?;
         let record = Arc::new(found.record);
         let language =
             engine.environments().language(&record.spec.environment, wish.environment.as_deref())?;
         engine.ensure_session(&record, &place.session).await?;
-        let link = engine.connect(&record).await?;
         let known = self.remember(place, wish, &record, language);
         let newly = !found.created && !known;
-        Ok(Line { record, language, link, note: found.note, found: newly, kept: false })
+        Ok(Seat { record, language, note: found.note, found: newly, kept: false })
     }
 
     /// Says whether the sandbox was known.
@@ -104,7 +98,6 @@ impl Lines {
                 record: Arc::clone(record),
                 languages: HashMap::new(),
                 sessions: HashSet::from([SessionName::main()]),
-                idle: Vec::new(),
                 looked_up: Instant::now(),
             };
             desks.insert(place.key.clone(), desk);
@@ -116,17 +109,6 @@ impl Lines {
             desk.sessions.insert(place.session.clone());
         }
         known
-    }
-
-    /// Takes a line back after its call has ended.
-    pub(super) fn give_back(&self, key: &Key, record: &Record, link: AgentLink) {
-        let mut desks = self.desks();
-        if let Some(desk) = desks.get_mut(key)
-            && desk.record.id == record.id
-            && desk.idle.len() < MOST_IDLE
-        {
-            desk.idle.push(link);
-        }
     }
 
     /// Whatever was known of the sandbox is not true any more.
