@@ -205,16 +205,18 @@ impl Engine {
         {
             call.patience.look_soon();
             // Nobody has looked since its last call whether the sandbox still runs.
-            if self.registry.sleeps(&record.id)? {
-                Box::pin(self.bring_back(&record.id, None, None)).await?;
-                if call.reader.is_cut() {
-                    // It was written to disk, and whoever did that saw to it that nothing was running.
-                    return begin(lifeline.connect().await?, &request, Some(lifeline)).await;
-                }
+            if !self.registry.sleeps(&record.id)? {
+                return Ok(call);
             }
-            return Ok(call);
+            Box::pin(self.bring_back(&record.id, None, None)).await?;
+            // Unless it was written to disk: whoever did that saw to it that nothing was running.
+            if !call.reader.is_cut() {
+                return Ok(call);
+            }
         }
-        begin(lifeline.connect().await?, &request, Some(lifeline)).await
+        // Boxed: large, and part of every call.
+        let link = Box::pin(lifeline.connect()).await?;
+        begin(link, &request, Some(lifeline)).await
     }
 
     /// Opens a session unless it is open. The default one opens by itself.
