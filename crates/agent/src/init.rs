@@ -8,7 +8,7 @@
 //! inspection. It ends with the agent, whose end of the line closes then, and the session with it.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     io::{self, IoSlice, IoSliceMut, Read, Write},
@@ -99,6 +99,8 @@ pub(crate) struct Init {
     line: UnixStream,
     /// Missing while the session is yet to come back from disk.
     pidfd: RefCell<Option<OwnedFd>>,
+    /// Whether the session's mounts are in place; `None` as long as nobody has asked.
+    ready: Cell<Option<bool>>,
 }
 
 /// A process of a session as both sides know it.
@@ -110,8 +112,9 @@ pub(crate) struct Member {
 }
 
 impl Init {
+    /// `None`: one that is yet to come back from disk, where it was ready.
     pub(crate) fn new(line: UnixStream, pidfd: Option<OwnedFd>) -> Self {
-        Self { line, pidfd: RefCell::new(pidfd) }
+        Self { line, ready: Cell::new(pidfd.is_none().then_some(true)), pidfd: RefCell::new(pidfd) }
     }
 
     /// It has come back, and is this process.
@@ -132,9 +135,17 @@ impl Init {
 
     /// Waits until the session's mounts are in place.
     pub(crate) fn await_ready(&self) -> io::Result<()> {
-        (&self.line)
-            .read_exact(&mut [0])
-            .map_err(|_| io::Error::other("the session's namespaces could not be made"))
+        if self.ready.get().is_none() {
+            self.ready.set(Some((&self.line).read_exact(&mut [0]).is_ok()));
+        }
+        match self.has_failed() {
+            true => Err(io::Error::other("the session's namespaces could not be made")),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.ready.get() == Some(false)
     }
 
     /// Starts a runner, which keeps `orders` and takes what `launch` describes.
@@ -192,7 +203,9 @@ impl Init {
 
     /// See [`Order::Renew`].
     pub(crate) fn renew(&self) -> io::Result<()> {
+        self.await_ready()?;
         self.ask(&Order::Renew, &[])?;
+        self.ready.set(None);
         self.await_ready()
     }
 
@@ -210,6 +223,7 @@ impl Init {
 
     /// The next answer; `None` where it names nobody.
     fn member(&self) -> io::Result<Option<Member>> {
+        self.await_ready()?;
         let mut bytes = Answer::default();
         let mut files = receive(self.line.as_fd(), &mut bytes)?;
         let word = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);

@@ -131,6 +131,9 @@ impl Agent {
 
     /// The session, made now if it is the one that every sandbox has.
     pub(crate) fn session(&mut self, name: &SessionName) -> Result<&Session, Problem> {
+        if self.sessions.get(name).is_some_and(Session::has_failed) {
+            self.sessions.remove(name);
+        }
         if !self.sessions.contains_key(name) {
             if *name != SessionName::main() {
                 return Err(Problem::new(
@@ -139,12 +142,22 @@ impl Agent {
                 )
                 .hint("open it first"));
             }
-            self.open_session(OpenSession { name: name.clone(), ..OpenSession::default() })?;
+            self.begin_session(OpenSession { name: name.clone(), ..OpenSession::default() })?;
         }
         Ok(&self.sessions[name])
     }
 
     pub(crate) fn open_session(&mut self, open: OpenSession) -> Result<(), Problem> {
+        let name = open.name.clone();
+        self.begin_session(open)?;
+        self.sessions[&name].await_ready().map_err(|error| {
+            self.sessions.remove(&name);
+            not_opened(&name, &error)
+        })
+    }
+
+    /// Does not wait until its mounts are in place: what it is opened for is prepared meanwhile.
+    fn begin_session(&mut self, open: OpenSession) -> Result<(), Problem> {
         if self.sessions.contains_key(&open.name) {
             return Err(Problem::new(
                 Code::SessionExists,
@@ -170,7 +183,7 @@ impl Agent {
         };
         env.insert("PWD".into(), cwd.clone());
         let mut session = Session::open(&self.thread, &self.config, cwd, env, open.env)
-            .map_err(|error| Problem::internal(format!("opening session `{}`: {error}", open.name)))?;
+            .map_err(|error| not_opened(&open.name, &error))?;
         session.undo_calls = open.undo_calls;
         self.sessions.insert(open.name, session);
         Ok(())
@@ -313,4 +326,8 @@ fn start_directory(workspace: &str, asked: &str) -> Result<String, Problem> {
         }
         Err(error) => Err(no(Code::InvalidArgument, &error.to_string())),
     }
+}
+
+fn not_opened(name: &SessionName, error: &io::Error) -> Problem {
+    Problem::internal(format!("opening session `{name}`: {error}"))
 }

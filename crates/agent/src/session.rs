@@ -133,13 +133,21 @@ impl Session {
                 }
                 init::run(thread, theirs.into(), confinement)
             })?;
-            let init = Init::new(mine, Some(child.pidfd));
-            init.await_ready()?;
-            Some(Rc::new(init))
+            Some(Rc::new(Init::new(mine, Some(child.pidfd))))
         } else {
             None
         };
         Ok(Self { init, cwd, env, own, opened: SystemTime::now(), line, renewed: false, undo_calls: None })
+    }
+
+    /// Waits until it can be used; whoever starts something in it waits by that.
+    pub(crate) fn await_ready(&self) -> io::Result<()> {
+        self.init.as_ref().map_or(Ok(()), |init| init.await_ready())
+    }
+
+    /// Its making went wrong, and somebody has been told.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.init.as_ref().is_some_and(|init| init.has_failed())
     }
 
     /// Starts a runner in this session.

@@ -59,6 +59,12 @@ pub struct Jail {
     pub(crate) parents: Parents,
 }
 
+impl Drop for Jail {
+    fn drop(&mut self) {
+        self.hierarchy.leave();
+    }
+}
+
 impl Jail {
     pub fn new(state: &Path) -> Self {
         Self::watched(state, Watch::default())

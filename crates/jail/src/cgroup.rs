@@ -329,12 +329,18 @@ impl Hierarchy {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            // The parent goes with the last sandbox; others keep it.
+        }
+        Ok(())
+    }
+
+    /// The parents of all go with the last sandbox; others keep them. For the end of a process: made anew for every sandbox
+    /// they would cost as much as its own.
+    pub fn leave(&self) {
+        for directory in self.directories("-") {
             if let Some(parent) = directory.parent().filter(|parent| parent.ends_with(PARENT)) {
                 let _ = fs::remove_dir(parent);
             }
         }
-        Ok(())
     }
 }
 

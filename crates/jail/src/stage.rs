@@ -35,6 +35,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{DumpableBehavior, set_dumpable_behavior, setsid},
     system::sethostname,
+    thread::{sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield},
 };
 use serde::{Deserialize, Serialize};
 
@@ -236,8 +237,8 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
                     })?;
                     say(&Report::Pid(pid));
                     rustix::io::write(&go, b"g").or_fail("waking the box")?;
-                    // All that is left to do here is to end: the box goes first, where both are on one CPU.
-                    rustix::thread::sched_yield();
+                    // All that is left to do here is to end, which takes a while: not where the box is at work.
+                    leave_cpu();
                     Ok(())
                 }
                 Forked::Child => {
@@ -268,6 +269,18 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
                 }
             }
         }
+    }
+}
+
+/// To another CPU, where there is one; else the next in line comes first.
+fn leave_cpu() {
+    let here = sched_getcpu();
+    match sched_getaffinity(None) {
+        Ok(mut allowed) if allowed.count() > 1 => {
+            allowed.unset(here);
+            let _ = sched_setaffinity(None, &allowed);
+        }
+        _ => sched_yield(),
     }
 }
 
