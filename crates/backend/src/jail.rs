@@ -197,6 +197,8 @@ impl Jail {
             hostname: "carrel".into(),
             image: if copies { self.parents.image(&request.environment) } else { None },
             isolation,
+            bound: false,
+            joins: jailed && matches!(hierarchy, Hierarchy::V1 { .. }),
             config,
         })
     }
@@ -238,14 +240,15 @@ impl Jail {
         let mut hierarchy = Cow::Borrowed(&self.hierarchy);
         let spec =
             self.spec(request, &hierarchy, agent.clone(), watch).map_err(failed("describing the box"))?;
-        stages::begin(&stage, &spec, listener.as_ref())?;
+        let joins = spec.joins;
+        stages::begin(&stage, spec, listener.as_ref())?;
         let cgroup = match &scope {
             Some(scope) => scope.spec(),
             None => {
                 hierarchy.create(request.id.as_str(), &request.limits).map_err(failed("making the cgroup"))?
             }
         };
-        let mut pid = stages::finish(stage, &agent, &cgroup);
+        let mut pid = stages::finish(stage, &agent, &cgroup, joins);
         if let (Err(problem), Some(_)) = (&pid, &scope)
             && problem.code == Code::Internal
         {
@@ -255,8 +258,8 @@ impl Jail {
             let stage = self.stages.take(&agent).map_err(failed("starting the agent's program"))?;
             let spec =
                 self.spec(request, &hierarchy, agent.clone(), watch).map_err(failed("describing the box"))?;
-            stages::begin(&stage, &spec, listener.as_ref())?;
-            pid = stages::finish(stage, &agent, &CgroupSpec::default());
+            stages::begin(&stage, spec, listener.as_ref())?;
+            pid = stages::finish(stage, &agent, &CgroupSpec::default(), false);
         } else if let (Ok(pid), Some(scope)) = (&pid, &scope)
             && !scope.holds(*pid)
         {

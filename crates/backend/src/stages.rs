@@ -18,7 +18,7 @@ use std::{
 };
 
 use carrel_jail::{
-    stage::{self, BoxSpec, CgroupSpec, Failure, Report},
+    stage::{self, BoxSpec, CgroupSpec, Failure, Held, Report},
     work,
 };
 use carrel_proto::problem::{Code, Problem};
@@ -138,8 +138,9 @@ pub(crate) fn start(mut command: Command) -> io::Result<Stage> {
 }
 
 /// Gives a stage its work, but for the cgroup: it begins while that is made.
-pub(crate) fn begin(stage: &Stage, spec: &BoxSpec, listener: Option<&UnixListener>) -> Result<(), Problem> {
-    let text = serde_json::to_vec(spec).map_err(|error| broken(&spec.agent, error.into()))?;
+pub(crate) fn begin(stage: &Stage, spec: BoxSpec, listener: Option<&UnixListener>) -> Result<(), Problem> {
+    let spec = BoxSpec { bound: listener.is_some(), ..spec };
+    let text = serde_json::to_vec(&spec).map_err(|error| broken(&spec.agent, error.into()))?;
     // A stage that has died says why on the other line, or by its exit.
     let _ = work::send(&stage.line, &text, listener);
     Ok(())
@@ -149,11 +150,22 @@ fn broken(agent: &Path, error: io::Error) -> Problem {
     Problem::internal(format!("starting {}: {error}", agent.display()))
 }
 
-/// Gives a stage the rest of its work and reads its answer.
-pub(crate) fn finish(mut stage: Stage, agent: &Path, cgroup: &CgroupSpec) -> Result<i32, Problem> {
+/// Gives a stage the rest of its work and reads its answer. `joins`: see [`BoxSpec::joins`].
+pub(crate) fn finish(
+    mut stage: Stage,
+    agent: &Path,
+    cgroup: &CgroupSpec,
+    joins: bool,
+) -> Result<i32, Problem> {
     let broken = |error| broken(agent, error);
-    let text = serde_json::to_vec(cgroup).map_err(|error| broken(error.into()))?;
-    let _ = work::send_rest(stage.line, &text);
+    if joins {
+        let held = Held::open(cgroup).map_err(broken)?;
+        let (text, files) = held.parcel().map_err(broken)?;
+        let _ = work::send_rest(stage.line, &text, &files);
+    } else {
+        let text = serde_json::to_vec(cgroup).map_err(|error| broken(error.into()))?;
+        let _ = work::send_rest(stage.line, &text, &[]);
+    }
     let mut pid = None;
     if let Some(stdout) = stage.child.stdout.take() {
         for line in BufReader::new(stdout).lines() {

@@ -3,10 +3,10 @@
 //! ```text
 //! backend ── spawns ──> stage (host namespaces, one thread)
 //!                         │ ahead of its work, as root: network, IPC and host name
-//!                         │ binds the socket, opens the binds, joins the cgroup
+//!                         │ binds the socket, opens the binds, knows the cgroup (v2)
 //!                         ├─ clone3 ──> child (all namespaces new)
 //!                         │ writes the id maps    │ waits for the maps
-//!                         │ says the child's pid  │ assembles the root, drops capabilities
+//!                         │ says the child's pid  │ assembles the root, joins the cgroups (v1), drops capabilities
 //!                         └ exits                 └ becomes the agent: pid 1 of the box
 //! ```
 //! Its standard input is a socket, on which its work comes and, where it was bound in advance, the agent's own socket.
@@ -18,7 +18,7 @@
 //! long as `/bin/true`. Others (systemd's scopes, weak isolation) start the agent's program anew.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     io::{self, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -60,6 +60,10 @@ pub struct BoxSpec {
     #[serde(default)]
     pub image: Option<PathBuf>,
     pub isolation: Isolation,
+    /// The agent's socket comes along.
+    pub bound: bool,
+    /// The box itself joins its cgroups, when they come, as [`Held`]; otherwise a [`CgroupSpec`] comes before it is made.
+    pub joins: bool,
     pub config: AgentConfig,
 }
 
@@ -173,7 +177,7 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
     let _ = setsid();
     std::env::set_current_dir(&spec.directory).or_fail("entering the sandbox's directory")?;
 
-    let listener = match work.listener.take() {
+    let listener = match work.listener(spec.bound).or_fail(reading)? {
         Some(listener) => UnixListener::from(listener),
         // Relative, so that a deep state directory does not pass the length of a socket's name.
         None => bind_here(socket).or_fail("binding the agent's socket")?,
@@ -181,13 +185,13 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
 
     match spec.isolation.clone() {
         Isolation::Weak => {
-            let (born_in, meters) = join_cgroup(&mut work, spec.image.as_deref())?;
+            let (born_in, meters) = join_cgroup(&mut work)?;
             match sys::fork(&thread, 0, born_in.as_ref().map(AsFd::as_fd)).or_fail("starting the agent")? {
                 Forked::Parent { pid, .. } => {
                     say(&Report::Pid(pid));
                     Ok(())
                 }
-                Forked::Child => Err(become_agent(&mut spec, &listener, &meters, None)),
+                Forked::Child => Err(become_agent(&mut spec, &listener, meters, None)),
             }
         }
         Isolation::Jail { ids, plan } => {
@@ -211,7 +215,11 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
             // the way to any other may be closed to the ids it will have.
             std::env::set_current_dir(&spec.mount_point).or_fail("entering the mount point")?;
             let (mapped, go) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
-            let (born_in, meters) = join_cgroup(&mut work, spec.image.as_deref())?;
+            let (born_in, meters) = match spec.joins {
+                true => (None, Held::default()),
+                false => join_cgroup(&mut work)?,
+            };
+            let image = open_image(spec.image.as_deref());
             let (made, said) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
             // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
             // namespaces can only be made below one that both descend from.
@@ -260,11 +268,12 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
                         // The stage died or gave up; it has said why.
                         sys::exit_now(1);
                     }
-                    let inside = Inside { ids, plan, trees, privileged, networked };
+                    let work = spec.joins.then_some(work);
+                    let inside = Inside { ids, plan, trees, privileged, networked, work, image };
                     if awaits_jail && spec.config.sandbox.as_str().len() == AWAITED.1.len() {
-                        go_on_as_agent(thread, spec, &listener, &meters, inside, serve)
+                        go_on_as_agent(thread, spec, &listener, meters, inside, serve)
                     } else {
-                        Err(become_agent(&mut spec, &listener, &meters, Some(inside)))
+                        Err(become_agent(&mut spec, &listener, meters, Some(inside)))
                     }
                 }
             }
@@ -291,39 +300,42 @@ fn bind_here(socket: OwnedFd) -> io::Result<UnixListener> {
 }
 
 /// Waits for the cgroup and enters it. What a v2 box is born in is opened instead.
-fn join_cgroup(work: &mut work::Received, image: Option<&Path>) -> Result<(Option<File>, Handover), Failure> {
+fn join_cgroup(work: &mut work::Received) -> Result<(Option<File>, Held), Failure> {
     let reading = "reading the cgroup of the box";
-    let text = work.rest(rustix::stdio::stdin()).or_fail(reading)?;
+    let (text, _) = work.rest(rustix::stdio::stdin()).or_fail(reading)?;
     let spec: CgroupSpec = serde_json::from_slice(&text).map_err(io::Error::from).or_fail(reading)?;
-    for tasks in &spec.join {
-        fs::write(tasks, "0").or_fail("joining a cgroup")?;
-    }
     let born_in = match &spec.born_in {
         Some(directory) => Some(File::open(directory).or_fail("opening the cgroup")?),
         None => None,
     };
-    // Without it interpreters are started. By its seals it is known that nothing else has this name by now.
-    let is_image = |file: &File| fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
-    let image = image.and_then(|image| File::open(image).ok()).filter(is_image);
-    Ok((born_in, Handover { image, ..Handover::open(&spec)? }))
+    let mut held = Held::open(&spec).or_fail("opening the cgroup's files")?;
+    held.enter()?;
+    Ok((born_in, held))
 }
 
-/// Descriptors that the agent inherits, at fixed numbers.
-struct Handover {
+/// Without it interpreters are started. By its seals it is known that nothing else has this name by now.
+fn open_image(image: Option<&Path>) -> Option<File> {
+    let is_image = |file: &File| fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+    image.and_then(|image| File::open(image).ok()).filter(is_image)
+}
+
+/// Files of a box's cgroups: those that it joins them by, and the meters that its agent inherits.
+#[derive(Debug, Default)]
+pub struct Held {
+    join: Vec<File>,
     oom: Option<File>,
     memory_peak: Option<File>,
     cpu: Option<File>,
     pids: Option<File>,
     memory: Option<File>,
     processes: Option<File>,
-    image: Option<File>,
 }
 
 /// The configuration of an agent that is started anew; the rest, small numbers as well, is named in it.
 pub const CONFIG: i32 = 3;
 
-impl Handover {
-    fn open(spec: &CgroupSpec) -> Result<Self, Failure> {
+impl Held {
+    pub fn open(spec: &CgroupSpec) -> io::Result<Self> {
         // Older kernels do not have every meter.
         let open = |path: &Option<PathBuf>, write: bool| match path {
             None => Ok(None),
@@ -332,18 +344,54 @@ impl Handover {
                 opened => opened.map(Some),
             },
         };
-        let meters = "opening the cgroup's meters";
+        let join = spec.join.iter().map(|tasks| OpenOptions::new().write(true).open(tasks));
         Ok(Self {
-            oom: open(&spec.oom, false).or_fail(meters)?,
+            join: join.collect::<io::Result<_>>()?,
+            oom: open(&spec.oom, false)?,
             // Writing resets the peak where the kernel can do that; reading alone is enough elsewhere.
-            memory_peak: open(&spec.memory_peak, true)
-                .or_else(|_| open(&spec.memory_peak, false))
-                .or_fail(meters)?,
-            cpu: open(&spec.cpu, false).or_fail(meters)?,
-            pids: open(&spec.pids, false).or_fail(meters)?,
-            memory: open(&spec.memory, false).or_fail(meters)?,
-            processes: open(&spec.processes, false).or_fail(meters)?,
-            image: None,
+            memory_peak: open(&spec.memory_peak, true).or_else(|_| open(&spec.memory_peak, false))?,
+            cpu: open(&spec.cpu, false)?,
+            pids: open(&spec.pids, false)?,
+            memory: open(&spec.memory, false)?,
+            processes: open(&spec.processes, false)?,
+        })
+    }
+
+    fn enter(&mut self) -> Result<(), Failure> {
+        for mut tasks in self.join.drain(..) {
+            tasks.write_all(b"0").or_fail("joining a cgroup")?;
+        }
+        Ok(())
+    }
+
+    /// What is there, as it is sent to a box that joins by itself: a word on each, and the files.
+    pub fn parcel(&self) -> io::Result<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
+        let Self { join, oom, memory_peak, cpu, pids, memory, processes } = self;
+        let meters = [oom, memory_peak, cpu, pids, memory, processes];
+        let there: Vec<bool> = meters.iter().map(|meter| meter.is_some()).collect();
+        let files = join.iter().chain(meters.into_iter().flatten()).map(AsFd::as_fd).collect();
+        Ok((serde_json::to_vec(&(join.len(), there))?, files))
+    }
+
+    /// The other side of [`Self::parcel`].
+    fn unpack(text: &[u8], files: Vec<OwnedFd>) -> io::Result<Self> {
+        let (joins, there): (usize, Vec<bool>) = serde_json::from_slice(text)?;
+        let count = joins + there.iter().filter(|there| **there).count();
+        let (6, true) = (there.len(), files.len() == count) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let mut files = files.into_iter().map(File::from);
+        let join = files.by_ref().take(joins).collect();
+        let mut meters = there.into_iter().map(|there| if there { files.next() } else { None });
+        let mut next = || meters.next().flatten();
+        Ok(Self {
+            join,
+            oom: next(),
+            memory_peak: next(),
+            cpu: next(),
+            pids: next(),
+            memory: next(),
+            processes: next(),
         })
     }
 }
@@ -355,6 +403,9 @@ struct Inside {
     privileged: bool,
     /// Its network is there already, with all that belongs to it.
     networked: bool,
+    /// Where its cgroups come from, if it joins them by itself.
+    work: Option<work::Received>,
+    image: Option<File>,
 }
 
 /// In the child of a stage that waited for a jail: the agent, in this very process. Comes back only with what went wrong.
@@ -362,13 +413,13 @@ fn go_on_as_agent(
     thread: SingleThread,
     mut spec: BoxSpec,
     listener: &UnixListener,
-    meters: &Handover,
+    held: Held,
     inside: Inside,
     serve: Serve,
 ) -> Result<(), Failure> {
     let what = "going on as the agent";
-    enter_box(&spec, inside)?;
-    let handed = hand_over(&mut spec, listener, meters, false)?;
+    let (held, image) = enter_box(&spec, inside, held)?;
+    let handed = hand_over(&mut spec, listener, &held, image.as_ref(), false)?;
     caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
     // As after `exec`: its own files in /proc are its own.
     set_dumpable_behavior(DumpableBehavior::Dumpable).or_fail(what)?;
@@ -385,13 +436,8 @@ fn go_on_as_agent(
 }
 
 /// In the child: everything up to `exec`. Comes back only with what went wrong.
-fn become_agent(
-    spec: &mut BoxSpec,
-    listener: &UnixListener,
-    meters: &Handover,
-    inside: Option<Inside>,
-) -> Failure {
-    match prepare(spec, listener, meters, inside) {
+fn become_agent(spec: &mut BoxSpec, listener: &UnixListener, held: Held, inside: Option<Inside>) -> Failure {
+    match prepare(spec, listener, held, inside) {
         Err(failure) => failure,
         Ok(program) => {
             let error = Command::new(&program)
@@ -408,34 +454,32 @@ fn become_agent(
 fn prepare(
     spec: &mut BoxSpec,
     listener: &UnixListener,
-    meters: &Handover,
+    held: Held,
     inside: Option<Inside>,
 ) -> Result<PathBuf, Failure> {
-    let program = match inside {
-        None => spec.agent.clone(),
+    let (program, held, image) = match inside {
+        None => (spec.agent.clone(), held, open_image(spec.image.as_deref())),
         Some(inside) => {
-            enter_box(spec, inside)?;
-            PathBuf::from(Places::AGENT)
+            let (held, image) = enter_box(spec, inside, held)?;
+            (PathBuf::from(Places::AGENT), held, image)
         }
     };
-    hand_over(spec, listener, meters, true)?;
+    hand_over(spec, listener, &held, image.as_ref(), true)?;
     if matches!(spec.isolation, Isolation::Jail { .. }) {
         caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
     }
     Ok(program)
 }
 
-fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
-    let Inside { ids, plan, trees, privileged, networked } = inside;
+/// Makes the box around this process. Gives back what its agent inherits.
+fn enter_box(spec: &BoxSpec, inside: Inside, mut held: Held) -> Result<(Held, Option<File>), Failure> {
+    let Inside { ids, plan, trees, privileged, networked, work, image } = inside;
     if privileged {
         userns::become_ids(ids.agent, ids.agent, true).or_fail("changing to the box's ids")?;
     }
-    // A cgroup namespace of its own, made only now so that its root is the cgroup the box was born in.
-    // It is also the first step that needs the rights of a user namespace: AppArmor lets one be made and then denies them.
-    sys::unshare_cgroup().map_err(|error| Failure {
-        namespaces: true,
-        ..Failure::new("making the cgroup namespace", &error.into())
-    })?;
+    if work.is_none() {
+        own_cgroup_namespace()?;
+    }
     if !networked {
         sethostname(spec.hostname.as_bytes()).or_fail("naming the box")?;
         net::loopback_up().or_fail("bringing up the loopback interface")?;
@@ -443,7 +487,24 @@ fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
     let user = (userns::USER, userns::USER);
     let step = |error: mounts::MountError| Failure::new("assembling the root", &io::Error::other(error));
     let root = mounts::assemble(&plan, trees, user).map_err(step)?;
-    mounts::enter(&root).map_err(step)
+    if let Some(mut work) = work {
+        let reading = "reading the cgroup of the box";
+        let (text, files) = work.rest(rustix::stdio::stdin()).or_fail(reading)?;
+        held = Held::unpack(&text, files).or_fail(reading)?;
+        held.enter()?;
+        own_cgroup_namespace()?;
+    }
+    mounts::enter(&root).map_err(step)?;
+    Ok((held, image))
+}
+
+/// Made only in the cgroup of the box, so that this is its root. For an ordinary user it is also the first step that needs the
+/// rights of a user namespace: AppArmor lets one be made and then denies them.
+fn own_cgroup_namespace() -> Result<(), Failure> {
+    sys::unshare_cgroup().map_err(|error| Failure {
+        namespaces: true,
+        ..Failure::new("making the cgroup namespace", &error.into())
+    })
 }
 
 /// Puts what the agent is given at fixed numbers, and says where they end. With `anew` the configuration is among them, for a
@@ -451,7 +512,8 @@ fn enter_box(spec: &BoxSpec, inside: Inside) -> Result<(), Failure> {
 fn hand_over(
     spec: &mut BoxSpec,
     listener: &UnixListener,
-    meters: &Handover,
+    held: &Held,
+    image: Option<&File>,
     anew: bool,
 ) -> Result<i32, Failure> {
     let what = "handing descriptors to the agent";
@@ -468,14 +530,14 @@ fn hand_over(
     };
     spec.config.listener = give(Some(listener.as_fd()))?.unwrap_or_default();
     spec.config.meters = Meters {
-        oom: give(meters.oom.as_ref().map(AsFd::as_fd))?,
-        memory_peak: give(meters.memory_peak.as_ref().map(AsFd::as_fd))?,
-        cpu: give(meters.cpu.as_ref().map(AsFd::as_fd))?,
-        pids: give(meters.pids.as_ref().map(AsFd::as_fd))?,
-        memory: give(meters.memory.as_ref().map(AsFd::as_fd))?,
-        processes: give(meters.processes.as_ref().map(AsFd::as_fd))?,
+        oom: give(held.oom.as_ref().map(AsFd::as_fd))?,
+        memory_peak: give(held.memory_peak.as_ref().map(AsFd::as_fd))?,
+        cpu: give(held.cpu.as_ref().map(AsFd::as_fd))?,
+        pids: give(held.pids.as_ref().map(AsFd::as_fd))?,
+        memory: give(held.memory.as_ref().map(AsFd::as_fd))?,
+        processes: give(held.processes.as_ref().map(AsFd::as_fd))?,
     };
-    spec.config.image = give(meters.image.as_ref().map(AsFd::as_fd))?;
+    spec.config.image = give(image.map(AsFd::as_fd))?;
     if anew {
         let mut config = File::from(memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?);
         let text = serde_json::to_vec(&spec.config).map_err(io::Error::from).or_fail(what)?;
