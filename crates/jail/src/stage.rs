@@ -439,7 +439,8 @@ fn go_on_as_agent(
 fn become_agent(spec: &mut BoxSpec, listener: &UnixListener, held: Held, inside: Option<Inside>) -> Failure {
     match prepare(spec, listener, held, inside) {
         Err(failure) => failure,
-        Ok(program) => {
+        // Kept open until then: a number of theirs may be one of the agent's by now.
+        Ok((program, _held, _image)) => {
             let error = Command::new(&program)
                 .arg0("carrel")
                 .arg("agent")
@@ -456,7 +457,7 @@ fn prepare(
     listener: &UnixListener,
     held: Held,
     inside: Option<Inside>,
-) -> Result<PathBuf, Failure> {
+) -> Result<(PathBuf, Held, Option<File>), Failure> {
     let (program, held, image) = match inside {
         None => (spec.agent.clone(), held, open_image(spec.image.as_deref())),
         Some(inside) => {
@@ -468,7 +469,7 @@ fn prepare(
     if matches!(spec.isolation, Isolation::Jail { .. }) {
         caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
     }
-    Ok(program)
+    Ok((program, held, image))
 }
 
 /// Makes the box around this process. Gives back what its agent inherits.
