@@ -929,7 +929,9 @@ def ended(pid, how=posix.WNOHANG):
 
 
 def note_birth(pid):
-    BORN[pid] = born(pid)
+    """Of a spare that is older than this process; whoever is younger has its number, and it is gone."""
+    if int(born(pid)) <= int(born(PID)):
+        BORN[pid] = born(pid)
 
 
 def born(pid):

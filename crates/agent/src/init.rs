@@ -217,8 +217,9 @@ impl Init {
     fn ask(&self, order: &Order, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(order)?;
         let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
-        send(self.line.as_fd(), &length, files)?;
-        (&self.line).write_all(&text)
+        let sent = send(self.line.as_fd(), &length, files).and_then(|()| (&self.line).write_all(&text));
+        // One that died before it was ready says so by its silence.
+        sent.or_else(|error| self.await_ready().and(Err(error)))
     }
 
     /// The next answer; `None` where it names nobody.

@@ -18,7 +18,7 @@ use carrel_proto::{
     frame::{Body, Stream},
     guest::{AgentConfig, EndReason, Language},
     id::{ExecId, SessionName},
-    message::{Event, OpenSession, Request},
+    message::{Event, Request},
     outcome::Outcome,
     problem::{Code, Problem},
 };
@@ -167,9 +167,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         return agent.serve();
     }
     // Nearly every sandbox needs it, and its caller is not there yet.
-    if let Err(problem) =
-        agent.open_session(OpenSession { name: SessionName::main(), ..OpenSession::default() })
-    {
+    if let Err(problem) = agent.session(&SessionName::main()) {
         crate::say(&problem.message);
     }
     if let Some(language) = agent.config.first.filter(|language| agent.offers(*language))

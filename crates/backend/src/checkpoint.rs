@@ -167,6 +167,10 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
     let Event::Prepared { inits, sockets } = talk.ask(&Request::PrepareSleep)? else {
         return Err(lost("it answers something else"));
     };
+    // Nobody else is heard from here on: whoever has come since the last question would lose its line with the box.
+    if !matches!(talk.ask(&Request::Rest { idle_ms: None })?, Event::Rest(rest) if rest.calls == 0) {
+        return Err(Problem::new(Code::Conflict, "somebody is calling the sandbox").hint("try again"));
+    }
     let inits = on_host(living.agent, &inits)?;
     living.watch.reached(Step::AgentPrepared);
     let written = write_all(criu, living, image, &inits, &sockets, &mut talk)

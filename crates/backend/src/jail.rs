@@ -594,7 +594,8 @@ impl Backend for Jail {
     }
 
     fn clear_way(&self, id: &SandboxId, directory: &Path) -> Result<(), Problem> {
-        // The cgroup comes before the first process and goes after the last, and looking through all processes takes longer.
+        // Nothing of a box is at work before it is in its cgroup, which goes after the last process; looking through all processes takes
+        // longer.
         if self.hierarchy.has_none(id.as_str()) { Ok(()) } else { self.destroy(id, directory, None) }
     }
 

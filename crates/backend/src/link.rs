@@ -157,16 +157,21 @@ impl AgentLink {
 }
 
 impl AgentLink {
-    /// Sends a request at once, or not at all; its answer is passed over by whoever reads the next one. Not for an agent that
-    /// owes something: its socket may be full.
+    /// As [`Self::send_at_once`]; the answer is passed over by whoever reads the next one.
     pub fn tell(&mut self, request: &Request) -> Result<(), Problem> {
+        self.send_at_once(request).map(drop)
+    }
+
+    /// Sends a request at once, or not at all: then the line is of no use any more. Not to an agent that owes something, whose
+    /// socket may be full.
+    pub fn send_at_once(&mut self, request: &Request) -> Result<u32, Problem> {
         self.tag += 1;
         let Writer { half, buffer, .. } = &mut self.writer;
         buffer.clear();
         frame::put_message(buffer, self.tag, request)
             .map_err(|error| Problem::new(Code::TooLarge, error.to_string()))?;
         match half.try_write(buffer) {
-            Ok(sent) if sent == buffer.len() => Ok(()),
+            Ok(sent) if sent == buffer.len() => Ok(self.tag),
             Ok(_) => Err(lost("it does not listen")),
             Err(error) => Err(lost(error)),
         }

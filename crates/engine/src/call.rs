@@ -200,19 +200,22 @@ impl Engine {
 
     async fn begin(&self, record: &Record, request: Request) -> Result<Call, Problem> {
         let lifeline = self.lifeline(record);
-        if let Some(link) = self.lines.take(&record.id).filter(|_| is_small(&request))
-            && let Ok(mut call) = begin(link, &request, Some(lifeline.clone())).await
+        // At once, because its agent may be frozen; what does not fit is not run.
+        if let Some(mut link) = self.lines.take(&record.id)
+            && let Ok(tag) = link.send_at_once(&request)
         {
+            let mut call = begun(link, tag, &request, Some(lifeline.clone()));
             call.patience.look_soon();
             // Nobody has looked since its last call whether the sandbox still runs.
             if !self.registry.sleeps(&record.id)? {
                 return Ok(call);
             }
-            Box::pin(self.bring_back(&record.id, None, None)).await?;
-            // Unless it was written to disk: whoever did that saw to it that nothing was running.
+            let woken = Box::pin(lifeline.wake()).await;
+            // Unless it was written to disk: whoever did that saw to it that no call was there.
             if !call.reader.is_cut() {
                 return Ok(call);
             }
+            woken?;
         }
         // Boxed: large, and part of every call.
         let link = Box::pin(lifeline.connect()).await?;
@@ -327,26 +330,19 @@ pub async fn begin_on(link: AgentLink, request: Request) -> Result<Call, Problem
 
 async fn begin(mut link: AgentLink, request: &Request, lifeline: Option<Lifeline>) -> Result<Call, Problem> {
     let tag = link.send(request).await?;
+    Ok(begun(link, tag, request, lifeline))
+}
+
+fn begun(link: AgentLink, tag: u32, request: &Request, lifeline: Option<Lifeline>) -> Call {
     let patience = Patience::new(request, lifeline);
     let AgentLink { reader, writer, .. } = link;
     let exec = patience.exec.clone();
-    Ok(Call { reader, tag, patience, control: Control { writer, tag, next: tag, exec } })
-}
-
-/// Whether a request goes out at once, also to an agent that is frozen just now.
-fn is_small(request: &Request) -> bool {
-    const SMALL: usize = 16 << 10;
-    match request {
-        Request::Run(run) => run.code.len() < SMALL,
-        Request::Exec(exec) => {
-            exec.argv.iter().map(String::len).sum::<usize>() < SMALL && exec.env.is_empty()
-        }
-        _ => true,
-    }
+    Call { reader, tag, patience, control: Control { writer, tag, next: tag, exec } }
 }
 
 impl Call {
-    /// Leaves the line to the next call in this sandbox. Only after [`Output::Finished`].
+    /// Leaves the line to the next call in this sandbox. Only after [`Output::Finished`], and of a call without input of its own:
+    /// what was not taken would be in the next one's way.
     pub fn end(self) {
         if let Some((engine, id)) = self.patience.of() {
             engine.lines.keep(id, AgentLink::reuse(self.reader, self.control.writer, self.control.next));

@@ -1,8 +1,8 @@
 //! Lines to agents that are kept between calls, so that a warm call costs neither a connection nor a greeting.
 //!
 //! A call on such a line sends its request first and looks at the sandbox's row afterwards: see [`crate::sleep`]. A line whose
-//! agent has ended is never handed out, as far as that can be known; one that breaks before its row was read is a line on which
-//! nothing has run, and the call goes the whole way.
+//! agent has ended is never handed out, as far as that can be known; one whose sandbox was written to disk meanwhile is a line on
+//! which nothing has run, and the call goes the whole way.
 
 use std::{
     collections::VecDeque,

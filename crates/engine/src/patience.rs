@@ -127,7 +127,7 @@ impl Lifeline {
         Ok(self.engine.registry.sleeps(&self.id)? || frozen())
     }
 
-    async fn wake(&self) -> Result<(), Problem> {
+    pub(crate) async fn wake(&self) -> Result<(), Problem> {
         let found = self.engine.bring_back(&self.id, None, None).await?;
         match found.and_then(|found| found.note) {
             // What the caller knew of it is not true any more.
@@ -214,6 +214,9 @@ impl Patience {
         while self.lifeline.is_some() {
             let until = self.deadline.map_or(self.look, |deadline| deadline.min(self.look));
             if let Ok(result) = tokio::time::timeout_at(until, reader.ready(tag)).await {
+                if std::mem::take(&mut self.early) {
+                    self.look = Instant::now() + LOOK;
+                }
                 return result;
             }
             // Rare, and large: not part of every call's own state.
@@ -227,8 +230,8 @@ impl Patience {
         let Some(lifeline) = self.lifeline.clone() else { return Ok(()) };
         let early = std::mem::take(&mut self.early);
         if lifeline.sleeps()? {
-            if self.exec.is_none() {
-                // The call has not even begun: whoever put the box to sleep did not know of it.
+            if early || self.exec.is_none() {
+                // Nothing was heard of the call: whoever put the box to sleep did not know of it.
                 lifeline.wake().await?;
             }
             // Somebody has put it into standby in the midst of this call, which goes on when it is woken.

@@ -511,7 +511,7 @@ async fn a_kept_line_finds_a_box_that_others_put_to_sleep_and_its_call_runs_once
         let written = in_time("hibernate", async {
             loop {
                 match elsewhere.hibernate(&record).await {
-                    // The line is new: its caller may be about to want something.
+                    // Whatever else may be under way on a busy host.
                     Err(problem) if problem.code == Code::Conflict => {
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }

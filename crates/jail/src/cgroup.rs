@@ -294,7 +294,7 @@ impl Hierarchy {
         self.directories(name).into_iter().map(|directory| directory.join(file)).collect()
     }
 
-    /// Whether it is certain that there is no cgroup of a sandbox, and so no process of it.
+    /// Whether it is certain that there is no cgroup of a sandbox, and so no process of it that is at work.
     pub fn has_none(&self, name: &str) -> bool {
         !matches!(self, Self::None { .. })
             && self.directories(name).iter().all(|directory| !directory.exists())
@@ -333,8 +333,8 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// The parents of all go with the last sandbox; others keep them. For the end of a process: made anew for every sandbox
-    /// they would cost as much as its own.
+    /// Removes the parents, unless somebody's sandboxes are in them. For the end of a process: made anew for every sandbox they
+    /// would cost as much as its own.
     pub fn leave(&self) {
         for directory in self.directories("-") {
             if let Some(parent) = directory.parent().filter(|parent| parent.ends_with(PARENT)) {

@@ -79,7 +79,7 @@ pub enum Isolation {
 /// Cgroups that the box belongs to, and files its agent reads.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct CgroupSpec {
-    /// `tasks` files that the stage joins by writing `0` (v1). One thread moving itself is the only move that does not
+    /// `tasks` files that are joined by writing `0` (v1), by the box itself. One thread moving itself is the only move that does not
     /// wait for every CPU of the host: `cgroup.procs`, or somebody else's pid, takes 10 ms and more after an idle spell.
     pub join: Vec<PathBuf>,
     /// The directory of a v2 cgroup that the box is born in.

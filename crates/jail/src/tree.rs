@@ -90,15 +90,14 @@ pub fn start_time(pid: i32) -> Option<u64> {
 
 /// Whether a process has been killed, and does not know yet because it is frozen, or is just ending.
 pub fn is_killed(pid: i32) -> bool {
-    if Stat::of(pid).is_some_and(|stat| stat.exiting) {
-        return true;
-    }
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status
         .lines()
         .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
         .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .any(|mask| mask & (1 << (Signal::KILL.as_raw() - 1)) != 0)
+        // In this order: a signal that was taken between the two is seen here.
+        || Stat::of(pid).is_some_and(|stat| stat.exiting)
 }
 
 /// Every living process below `root`, as this process's `/proc` shows them.

@@ -33,7 +33,7 @@ codes! {
     Pids = "pids",
     /// The workspace is full.
     Disk = "disk",
-    /// Another call kept the interpreter until the time was over.
+    /// Another call kept the interpreter until the time was over; or it is about to be ready.
     Busy = "busy",
     /// An earlier call took the interpreter down while this one was waiting.
     StateLost = "state_lost",

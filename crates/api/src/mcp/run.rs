@@ -87,23 +87,31 @@ impl Running<'_> {
     async fn run(self, client: &Client) -> Result<CallToolResponse, Problem> {
         let seat = self.server.desks.take(self.engine, &self.place, &self.wish).await?;
         if !seat.kept {
-            return self.run_on(seat, client).await.map_err(|(problem, _)| problem);
+            return self.run_on(seat, None, client).await.map_err(|(problem, _)| problem);
         }
-        match self.run_on(seat, client).await {
+        match self.run_on(seat, None, client).await {
             // What was known of it was stale, and nothing has run.
             Err((problem, false)) if problem.code == Code::AgentLost => {
                 self.server.desks.forget(&self.place.key);
                 let seat = self.server.desks.take(self.engine, &self.place, &self.wish).await?;
-                self.run_on(seat, client).await.map_err(|(problem, _)| problem)
+                // A box that was there was made anew by the first attempt, which alone knows why.
+                let told = (seat.found && seat.note.is_none()).then_some(problem.message);
+                self.run_on(seat, told, client).await.map_err(|(problem, _)| problem)
             }
             other => other.map_err(|(problem, _)| problem),
         }
     }
 
     /// An error comes with a word on whether the call had begun.
-    async fn run_on(&self, seat: Seat, client: &Client) -> Result<CallToolResponse, (Problem, bool)> {
+    async fn run_on(
+        &self,
+        seat: Seat,
+        known: Option<String>,
+        client: &Client,
+    ) -> Result<CallToolResponse, (Problem, bool)> {
         let Seat { record, language, note: told, found, .. } = seat;
-        let mut notes: Vec<String> = told.map(|told| told.text(&self.place.name)).into_iter().collect();
+        let told = told.map(|told| told.text(&self.place.name));
+        let mut notes: Vec<String> = told.into_iter().chain(known).collect();
         if found {
             notes.extend(self.still_running(&record).await);
         }
