@@ -894,8 +894,13 @@ def make_room():
 
 def faults():
     """Page faults of this process, and before it of the one whose place it has taken."""
-    with open("/proc/self/stat", "rb", 0) as stat:
-        return int(stat.read().rpartition(b")")[2].split()[7]) + FAULTS.get(None, 0)
+    return int(stat("self")[7]) + FAULTS.get(None, 0)
+
+
+def stat(pid):
+    """What the kernel says of a process, from its state on."""
+    with open("/proc/%s/stat" % pid, "rb", 0) as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def drop(spares, alive=True):
@@ -930,13 +935,13 @@ def ended(pid, how=posix.WNOHANG):
 
 def note_birth(pid):
     """Of a spare that is older than this process; whoever is younger has its number, and it is gone."""
-    if int(born(pid)) <= int(born(PID)):
-        BORN[pid] = born(pid)
+    birth = born(pid)
+    if birth <= born(PID):
+        BORN[pid] = birth
 
 
 def born(pid):
-    with open("/proc/%d/stat" % pid, "rb", 0) as stat:
-        return stat.read().rpartition(b")")[2].split()[19]
+    return int(stat(pid)[19])
 
 
 def obey(request):

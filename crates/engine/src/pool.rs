@@ -220,7 +220,10 @@ impl Engine {
         };
         lock(&self.pool.shelves).want(&kind, &order, Instant::now());
         loop {
-            let taken = lock(&self.pool.shelves).take(&kind, Instant::now());
+            let taken = {
+                let mut shelves = lock(&self.pool.shelves);
+                shelves.take(&kind, Instant::now()).inspect(|_| shelves.tries(&kind))
+            };
             let Some((since, ready)) = taken else {
                 self.pool.cold.fetch_add(1, Ordering::Relaxed);
                 self.pool.changed.notify_one();
@@ -228,9 +231,13 @@ impl Engine {
             };
             let claim = Claim { id: ready.id.clone(), ..claim.clone() };
             let (kind, caller) = (kind.clone(), caller.clone());
-            let passed =
-                self.blocking(move |engine| Ok(engine.pass_on(ready, since, &claim, &kind, caller))).await?;
-            match passed {
+            let passing = self.blocking(move |engine| {
+                let passed = engine.pass_on(ready, since, &claim, &kind, caller);
+                lock(&engine.pool.shelves).decided(&kind);
+                engine.pool.changed.notify_one();
+                Ok(passed)
+            });
+            match passing.await? {
                 Passed::On(record) => return Ok(Offer::Made(record)),
                 Passed::KeyTaken => return Ok(Offer::KeyTaken),
                 Passed::Refused(problem) => return Err(problem),
@@ -273,7 +280,6 @@ impl Engine {
                 self.lines.keep(id, link);
                 self.pool.claimed.fetch_add(1, Ordering::Relaxed);
                 self.note(Event::of(Said::SessionCreated, &record).caller(caller));
-                self.pool.changed.notify_one();
                 return Passed::On(Box::new(record));
             }
             (Ok(None), None) => Passed::KeyTaken,

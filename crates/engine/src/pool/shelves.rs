@@ -57,6 +57,8 @@ struct Shelf<B> {
     /// With the time since when they are ready; the oldest first.
     boxes: VecDeque<(Instant, B)>,
     making: usize,
+    /// Taken out by callers who may put them back.
+    tried: usize,
     /// When it was asked for; no more of them than there could be boxes.
     wanted: VecDeque<Instant>,
     not_before: Option<Instant>,
@@ -66,7 +68,7 @@ struct Shelf<B> {
 impl<B> Shelf<B> {
     fn new(kind: Kind, order: Order) -> Self {
         let (boxes, wanted) = (VecDeque::new(), VecDeque::new());
-        Self { kind, order, boxes, making: 0, wanted, not_before: None, floor: 0 }
+        Self { kind, order, boxes, making: 0, tried: 0, wanted, not_before: None, floor: 0 }
     }
 
     fn target(&self, now: Instant, ceiling: usize) -> usize {
@@ -78,7 +80,12 @@ impl<B> Shelf<B> {
         if self.not_before.is_some_and(|at| now < at) {
             return 0;
         }
-        self.target(now, ceiling).saturating_sub(self.boxes.len() + self.making)
+        self.target(now, ceiling).saturating_sub(self.count())
+    }
+
+    /// Those that are there or will be.
+    fn count(&self) -> usize {
+        self.boxes.len() + self.making + self.tried
     }
 
     fn is_quiet(&self, now: Instant) -> bool {
@@ -196,6 +203,19 @@ impl<B> Shelves<B> {
         Some(taken)
     }
 
+    /// One that was taken may come back: until [`Self::decided`], none is made in its place.
+    pub(super) fn tries(&mut self, kind: &Kind) {
+        if let Some(shelf) = self.shelf(kind) {
+            shelf.tried += 1;
+        }
+    }
+
+    pub(super) fn decided(&mut self, kind: &Kind) {
+        if let Some(shelf) = self.shelf(kind) {
+            shelf.tried = shelf.tried.saturating_sub(1);
+        }
+    }
+
     /// Puts one back. It comes out again if there is no place for it any more.
     pub(super) fn put(&mut self, kind: &Kind, since: Instant, one: B) -> Option<B> {
         let has_room = self.is_open() && self.held_back.is_none() && self.ready() < self.most();
@@ -213,7 +233,7 @@ impl<B> Shelves<B> {
         self.held_back = self.held_back.filter(|until| now < *until);
         self.paused = self.paused.filter(|until| now < *until);
         let most = self.most();
-        let total: usize = self.all.iter().map(|shelf| shelf.boxes.len() + shelf.making).sum();
+        let total: usize = self.all.iter().map(Shelf::count).sum();
         if !self.is_open() || self.held_back.is_some() || self.paused.is_some() || total >= most {
             return None;
         }
@@ -343,6 +363,25 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    #[test]
+    fn none_is_made_in_the_place_of_one_that_may_come_back() {
+        let now = Instant::now();
+        let mut shelves = pool(1, 1, now);
+        assert_eq!(fill(&mut shelves, now), 1);
+        let (usual, _) = kind("usual");
+        let later = now + PAUSE;
+        let (since, one) = shelves.take(&usual, now).unwrap();
+        shelves.tries(&usual);
+        assert_eq!(fill(&mut shelves, later), 0);
+        assert_eq!(shelves.put(&usual, since, one), None);
+        shelves.decided(&usual);
+        assert_eq!((fill(&mut shelves, later), shelves.ready()), (0, 1));
+        shelves.take(&usual, now);
+        shelves.tries(&usual);
+        shelves.decided(&usual);
+        assert_eq!(fill(&mut shelves, later), 1, "it was claimed");
     }
 
     #[test]
