@@ -11,8 +11,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    io::{self, IoSlice, IoSliceMut, Read, Write},
-    mem::MaybeUninit,
+    io::{self, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
@@ -26,15 +25,12 @@ use carrel_jail::{
     session::{self, Child},
     sys::{self, Forked, SingleThread},
     tree, userns,
+    work::{receive_along, send_along},
 };
 use carrel_proto::guest::Places;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, read},
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags, recvmsg, sendmsg,
-    },
     process::{
         PidfdFlags, Signal, getpid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal, setsid,
     },
@@ -46,8 +42,6 @@ use crate::{
     runner::{self, Launch},
 };
 
-/// Standard streams, a driver's pipes, the runner's own line, and an image.
-const MOST_FILES: usize = 7;
 /// Arguments and variables of one command come in one frame, which is shorter.
 const MAX_ORDER: usize = 64 << 20;
 
@@ -217,7 +211,7 @@ impl Init {
     fn ask(&self, order: &Order, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(order)?;
         let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
-        let sent = send(self.line.as_fd(), &length, files).and_then(|()| (&self.line).write_all(&text));
+        let sent = send_along(self.line.as_fd(), &length, files).and_then(|()| (&self.line).write_all(&text));
         // One that died before it was ready says so by its silence.
         sent.or_else(|error| self.await_ready().and(Err(error)))
     }
@@ -252,37 +246,15 @@ fn pid_of(pidfd: &OwnedFd) -> io::Result<i32> {
         .ok_or_else(|| io::Error::from(Errno::SRCH))
 }
 
-fn send(to: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
-    let mut beside = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() {
-        beside.push(SendAncillaryMessage::ScmRights(files));
-    }
-    let sent = sendmsg(to, &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL)?;
-    if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
-}
-
 /// Reads `bytes` in full, with the descriptors beside them.
 fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
     let mut files = Vec::new();
     let mut done = 0;
     while done < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
-        let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let into = &mut [IoSliceMut::new(&mut bytes[done..])];
-        let message = match recvmsg(from, into, &mut beside, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => continue,
-            message => message?,
-        };
-        for part in beside.drain() {
-            if let RecvAncillaryMessage::ScmRights(given) = part {
-                files.extend(given);
-            }
+        match receive_along(from, &mut bytes[done..], &mut files)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => done += count,
         }
-        if message.bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        done += message.bytes;
     }
     Ok(files)
 }
@@ -422,7 +394,7 @@ impl<'a> Nursery<'a> {
 
     fn answer(&self, errno: i32, pid: i32, pidfd: Option<&OwnedFd>) -> io::Result<()> {
         let files: Vec<BorrowedFd<'_>> = pidfd.into_iter().map(OwnedFd::as_fd).collect();
-        send(self.line.as_fd(), &answer(errno, pid), &files)
+        send_along(self.line.as_fd(), &answer(errno, pid), &files)
     }
 
     /// Comes back only if it went wrong, and then the session ends.

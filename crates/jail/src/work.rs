@@ -22,25 +22,29 @@ const MOST_FILES: usize = 24;
 /// Tells a stage its work, on the socket that is its standard input; `listener` if the agent's socket is bound already.
 pub fn send(line: &UnixStream, text: &[u8], listener: Option<&UnixListener>) -> io::Result<()> {
     let files: Vec<BorrowedFd<'_>> = listener.into_iter().map(AsFd::as_fd).collect();
-    send_along(line, text, &files)?;
+    send_along(line.as_fd(), text, &files)?;
     let mut line = line;
     line.write_all(b"\n")
 }
 
 /// The rest of the work, which ends with the line.
 pub fn send_rest(line: UnixStream, text: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    send_along(&line, text, files)
+    send_along(line.as_fd(), text, files)
 }
 
-fn send_along(mut line: &UnixStream, text: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends all of it on a socket, and the descriptors with it.
+pub fn send_along(line: BorrowedFd<'_>, text: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut along = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !along.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // Descriptors go with the first byte, whatever fits of the rest.
-    let sent = sendmsg(line, &[IoSlice::new(text)], &mut along, SendFlags::NOSIGNAL)?;
-    line.write_all(&text[sent..])
+    let mut sent = sendmsg(line, &[IoSlice::new(text)], &mut along, SendFlags::NOSIGNAL)?;
+    while sent < text.len() {
+        sent += rustix::net::send(line, &text[sent..], SendFlags::NOSIGNAL)?;
+    }
+    Ok(())
 }
 
 /// A description is about this long: fresh memory is dear.
@@ -78,7 +82,8 @@ impl Received {
     }
 }
 
-fn receive_along(line: BorrowedFd<'_>, into: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+/// Reads once, and adds the descriptors that come with it. 0 is the end.
+pub fn receive_along(line: BorrowedFd<'_>, into: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut along = RecvAncillaryBuffer::new(&mut space);
     let count = loop {
