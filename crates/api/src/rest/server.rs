@@ -139,12 +139,15 @@ async fn next<T, F: Future<Output = io::Result<T>>>(
     places: &Arc<Semaphore>,
     accept: impl Fn() -> F,
 ) -> Option<(T, tokio::sync::OwnedSemaphorePermit)> {
+    // The stop is asked first, so that nobody is let in after it.
     loop {
         let place = tokio::select! {
+            biased;
             () = stop.cancelled() => return None,
             place = Arc::clone(places).acquire_owned() => place.ok()?,
         };
         tokio::select! {
+            biased;
             () = stop.cancelled() => return None,
             accepted = accept() => match accepted {
                 Ok(accepted) => return Some((accepted, place)),
