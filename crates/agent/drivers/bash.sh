@@ -13,7 +13,7 @@
 #                                  │
 #          exit, set -e, set -u,   │
 #          ${x:?}, SIGINT, SIGTERM ▼
-#                             __carrel_leave ──▶ reply `done` with "renew" ──▶ wait for the next call
+#                             __carrel_left  ──▶ reply `done` with "renew" ──▶ wait for the next call
 #                                                                                  │
 #                     restore ◀── exec of a fresh bash in this process ◀── dump ◀──┘
 #
@@ -30,33 +30,15 @@
 
 __carrel_begin() {
   __carrel[id]=$1 __carrel[run]=1
-  if [[ ${__carrel[fresh]} ]]; then
-    __carrel[fresh]=
-    \command exec 246<&-
-    BASH_ARGV0=$__carrel
-    \builtin printf '{"renewed":true}\n' >&253
-  fi
   \builtin mapfile -d '' -n 1 __carrel_code <"$2"
   shift 2
   __carrel_args=("$@")
   # Code that may call for the rest, or change how it would be read, gets it first; so does any that is long, because an
   # extended pattern takes quadratic time.
-  if [[ ! ${__carrel[loaded]} ]] && [[ ${#__carrel_code} -gt 4096 || ${__carrel_code-} == *@(trap|source|". "|exec|set|shopt|alias|enable|eval|"()"|function|exit)* ]]; then __carrel_load; fi
-  if [[ ! ${__carrel[guard]} && (${__carrel_code-} == *trap* || ${__carrel_code-} == *source* || ${__carrel_code-} == *". "*) ]]; then
-    __carrel_guard
+  if [[ ${__carrel[loaded]} || ${#__carrel_code} -gt 4096 || ${__carrel_code-} == *@(trap|source|". "|exec|set|shopt|alias|enable|eval|"()"|function|exit)* ]]; then
+    __carrel_load
+    __carrel_prepare
   fi
-  if [[ ${__carrel_code-} == *exec* ]]; then __carrel_watch_exec; fi
-  if [[ ${__carrel_code-} == *"set -"* ]]; then __carrel_watch_noexec; fi
-  # What would show or trip over the driver's own commands is switched on by a prefix; most calls need none.
-  # It shares the user's first line, so that lines keep their numbers. `&& :` keeps `set -e` calm.
-  if [[ ${__carrel[late]}${__carrel[debug]} ]]; then
-    if ((__carrel[status])); then
-      __carrel_code="__carrel_late && :;${__carrel_code-}"
-    else
-      __carrel_code="__carrel_late;${__carrel_code-}"
-    fi
-  fi
-  if [[ ${__carrel[changed]} ]]; then __carrel_options; fi
   __carrel[run]=2
   return "${__carrel[status]}"
 }
@@ -70,66 +52,42 @@ __carrel_done() {
 # Remembers the user's options and goes back to those the driver is written for.
 __carrel_quiet() {
   __carrel[set]=$SHELLOPTS __carrel[shopt]=$BASHOPTS
-  if [[ $SHELLOPTS$BASHOPTS == "${__carrel[plain]}" ]]; then
+  if [[ $SHELLOPTS$BASHOPTS != "${__carrel[plain]}" ]]; then
+    # Assignment is syntax: no function of the user's can stand in its way. In posix mode special builtins
+    # such as set and unset are found before functions.
+    POSIXLY_CORRECT=y
+    \set +aefkntuvxCET
+    \unset -v POSIXLY_CORRECT
+    __carrel_load
+    __carrel_quieter
+  elif [[ ${__carrel[changed]} ]]; then
     # After `set +o posix` bash expands no aliases, while BASHOPTS still says so.
     if [[ ${__carrel[late]} == *p* ]]; then \builtin shopt -s expand_aliases; fi
     __carrel[late]= __carrel[changed]=
-    return
   fi
-  # Assignment is syntax: no function of the user's can stand in its way. In posix mode special builtins
-  # such as set and unset are found before functions.
-  POSIXLY_CORRECT=y
-  \set +aefkntuvxCET
-  \unset -v POSIXLY_CORRECT
-  __carrel[late]= __carrel[changed]=1
-  if [[ ${__carrel[set]} == *xtrace* ]]; then __carrel[late]+=x; fi
-  if [[ ${__carrel[set]} == *verbose* ]]; then __carrel[late]+=v; fi
-  if [[ ${__carrel[set]} == *errexit* ]]; then __carrel[late]+=e; fi
-  if [[ ${__carrel[set]} == *posix* ]]; then __carrel[late]+=p; fi
-  \builtin shopt -u extdebug failglob nullglob nocasematch xpg_echo localvar_inherit inherit_errexit
-  \builtin shopt -s expand_aliases
 }
 
 __carrel_end() {
-  if [[ ${__carrel_code-} == *"()"* || ${__carrel_code-} == *enable* ]]; then __carrel_reclaim; fi
+  if [[ ${__carrel[loaded]} ]]; then __carrel_tidy; fi
   # Not `builtin exec`: its redirections would end with it.
   \command exec 0<&249 1>&250 2>&251
-  # A code that said `builtin trap` may have replaced these behind the guard.
-  \builtin trap '{ __carrel_exit "$?" "$@"; } 2>/dev/null' EXIT
-  if [[ ! ${__carrel[int]} ]]; then \builtin trap '{ __carrel_int "$@"; } 2>/dev/null' INT; fi
-  if [[ ${__carrel[debug]} ]]; then \builtin trap - DEBUG; fi
-  if [[ ${__carrel[execfn]} ]]; then __carrel[execfn]=; \builtin unset -f exec; fi
-  __carrel_code=
   \builtin printf '{"id":%s,"done":{"exit":%s,"error":null}}\n' "${__carrel[id]}" "${__carrel[status]}" >&253
   # Nobody waits for this.
-  if [[ ! ${__carrel[loaded]} ]]; then __carrel_load; fi
-}
-
-# ---- the end of the shell, and its renewal
-
-# SIGINT ends the call where it is. Between calls, and a second time, it does nothing.
-__carrel_int() {
-  if ((__carrel[run])); then __carrel_leave 130 "$@"; fi
-}
-
-# The EXIT trap. Outside a call it is the end of the session.
-__carrel_exit() {
-  if [[ $BASHPID != "$$" ]]; then return; fi
-  if ((__carrel[run])); then
-    # A signal leaves the status as it was, and bash does not say which one it was: SIGTERM is most likely. Any other
-    # end has left the user's commands behind and come back to the request's own.
-    if [[ $1 == 0 && $BASH_COMMAND != '\. "$__carrel"' && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
-    __carrel_leave "$@"
+  if [[ ! ${__carrel[loaded]} ]]; then
+    __carrel_load
+    __carrel_tidy
   fi
-  if [[ ${__carrel[exit]} ]]; then \eval "${__carrel[exit]}" 2>&251; fi
+  __carrel_code=
 }
 
-# The call is over because the shell would end. Never returns; may run inside functions of the user's.
-__carrel_leave() {
+# What the driver's own traps call: __carrel_int, __carrel_exit.
+__carrel_trap() {
+  if [[ $BASHPID != "$$" || ${__carrel[run]}$1 == 0int ]]; then return; fi
+  __carrel[was]=${__carrel[run]} __carrel[run]=0
   # Stopped in __carrel_begin (1), the options are not the user's yet.
-  if ((__carrel[run] == 2)); then __carrel[run]=0; __carrel_quiet; else __carrel[run]=0; fi
+  if [[ ${__carrel[was]} == 2 ]]; then __carrel_quiet; fi
   __carrel_load
-  __carrel_left "$@"
+  "__carrel_$1" "${@:2}"
 }
 
 # Defines what most first calls do not need: see "the rest" below. Nothing of the user's may change how it is read.
@@ -145,38 +103,88 @@ __carrel_load() {
 
 # ---- start
 
-# Close-on-exec copies of what is ours: 249 stdin, 250 stdout, 251 stderr, 252 requests, 253 replies. While a
-# redirection is in force bash keeps the original at the first free descriptor from 10 on, close-on-exec, and
-# a duplicate of such a one is so, too.
-__carrel_descriptors() {
-  local saved=10
-  while [[ -e /proc/self/fd/$saved ]]; do ((saved++)); done
-  eval "{ exec 249<&$saved; } 0<&-
-    { exec 250>&$saved; } 1>&-
-    { exec 251>&$saved; } 2>&-
-    { exec 252<&$saved; } $1<&-
-    { exec 253>&$saved; } $2>&-
-    exec $2>&-"
-}
-
 # A new shell answers before it has read on: parsing the rest takes longer than the rest of its start. __carrel_load sources
-# this file once more for it.
+# this file once more for it. The agent leaves no descriptor from 10 on open; see __carrel_descriptors for the rest of it.
 if [[ ! ${__carrel[loading]-}${CARREL_RENEW-} ]]; then
-  __carrel_descriptors 3 4
-  exec 3<&-
+  { exec 249<&10; } 0<&-
+  { exec 250>&10; } 1>&-
+  { exec 251>&10; } 2>&-
+  { exec 252<&10; } 3<&-
+  { exec 253>&10; } 4>&-
+  exec 3<&- 4>&-
   shopt -s expand_aliases
+  # Those that are read under `set -u`. Others are there once they are set.
   declare -A __carrel=([0]=${BASH_SOURCE[0]} [bash]=$BASH [plain]=$SHELLOPTS$BASHOPTS [builtin]=builtin [return]=return
-    [id]=0 [run]=0 [status]=0 [apart]= [late]= [changed]= [fresh]= [set]=$SHELLOPTS [shopt]=$BASHOPTS
-    [exit]= [int]= [debug]= [guard]= [execfn]= [traps]= [whole]= [n]= [loaded]= [loading]=)
+    [id]=0 [run]=0 [status]=0 [late]= [changed]= [set]=$SHELLOPTS [shopt]=$BASHOPTS [exit]= [int]= [debug]= [loaded]=)
   __carrel_code=() __carrel_args=()
   BASH_ARGV0=$__carrel
-  trap '{ __carrel_exit "$?" "$@"; } 2>/dev/null' EXIT
-  trap '{ __carrel_int "$@"; } 2>/dev/null' INT
+  trap '{ __carrel_trap exit "$?" "$@"; } 2>/dev/null' EXIT
+  trap '{ __carrel_trap int "$@"; } 2>/dev/null' INT
   \builtin printf '{"ready":{"version":"%s.%s.%s"}}\n' "${BASH_VERSINFO[@]:0:3}" >&253
   return
 fi
 
 # ==== the rest
+
+# Before the user's code, once this is here: what it may need, and its options.
+__carrel_prepare() {
+  if [[ ${__carrel[fresh]} ]]; then
+    __carrel[fresh]=
+    \command exec 246<&-
+    BASH_ARGV0=$__carrel
+    \builtin printf '{"renewed":true}\n' >&253
+  fi
+  if [[ ! ${__carrel[guard]} && (${__carrel_code-} == *trap* || ${__carrel_code-} == *source* || ${__carrel_code-} == *". "*) ]]; then
+    __carrel_guard
+  fi
+  if [[ ${__carrel_code-} == *exec* ]]; then __carrel_watch_exec; fi
+  if [[ ${__carrel_code-} == *"set -"* ]]; then __carrel_watch_noexec; fi
+  # What would show or trip over the driver's own commands is switched on by a prefix; most calls need none.
+  # It shares the user's first line, so that lines keep their numbers. `&& :` keeps `set -e` calm.
+  if [[ ${__carrel[late]}${__carrel[debug]} ]]; then
+    if ((__carrel[status])); then
+      __carrel_code="__carrel_late && :;${__carrel_code-}"
+    else
+      __carrel_code="__carrel_late;${__carrel_code-}"
+    fi
+  fi
+  if [[ ${__carrel[changed]} ]]; then __carrel_options; fi
+}
+
+# The rest of __carrel_quiet.
+__carrel_quieter() {
+  __carrel[late]= __carrel[changed]=1
+  if [[ ${__carrel[set]} == *xtrace* ]]; then __carrel[late]+=x; fi
+  if [[ ${__carrel[set]} == *verbose* ]]; then __carrel[late]+=v; fi
+  if [[ ${__carrel[set]} == *errexit* ]]; then __carrel[late]+=e; fi
+  if [[ ${__carrel[set]} == *posix* ]]; then __carrel[late]+=p; fi
+  \builtin shopt -u extdebug failglob nullglob nocasematch xpg_echo localvar_inherit inherit_errexit
+  \builtin shopt -s expand_aliases
+}
+
+# What a call may have left in the driver's way.
+__carrel_tidy() {
+  if [[ ${__carrel_code-} == *"()"* || ${__carrel_code-} == *enable* ]]; then __carrel_reclaim; fi
+  # A code that said `builtin trap` may have replaced these behind the guard.
+  \builtin trap '{ __carrel_trap exit "$?" "$@"; } 2>/dev/null' EXIT
+  if [[ ! ${__carrel[int]} ]]; then \builtin trap '{ __carrel_trap int "$@"; } 2>/dev/null' INT; fi
+  if [[ ${__carrel[debug]} ]]; then \builtin trap - DEBUG; fi
+  if [[ ${__carrel[execfn]} ]]; then __carrel[execfn]=; \builtin unset -f exec; fi
+}
+
+# SIGINT ends the call where it is. Between calls, and a second time, it does nothing.
+__carrel_int() { __carrel_left 130 "$@"; }
+
+# The EXIT trap. Outside a call it is the end of the session.
+__carrel_exit() {
+  if ((__carrel[was])); then
+    # A signal leaves the status as it was, and bash does not say which one it was: SIGTERM is most likely. Any other
+    # end has left the user's commands behind and come back to the request's own.
+    if [[ $1 == 0 && $BASH_COMMAND != '\. "$__carrel"' && $BASH_COMMAND != *exit* ]]; then set -- 143 "${@:2}"; fi
+    __carrel_left "$@"
+  fi
+  if [[ ${__carrel[exit]} ]]; then \eval "${__carrel[exit]}" 2>&251; fi
+}
 
 # The builtins on which everything here rests: functions by their names, or `enable -n`, do not outlive a call. Code that
 # could do either has made __carrel_begin load this.
@@ -310,7 +318,7 @@ __carrel_guard() {
       case $name:$action in
         EXIT:- | 0:-) __carrel[exit]= ;;
         EXIT:* | 0:*) __carrel[exit]=$action ;;
-        INT:- | 2:-) __carrel[int]=; \builtin trap '{ __carrel_int "$@"; } 2>/dev/null' INT ;;
+        INT:- | 2:-) __carrel[int]=; \builtin trap '{ __carrel_trap int "$@"; } 2>/dev/null' INT ;;
         INT:* | 2:*) __carrel[int]=1; \builtin trap -- "$action" INT ;;
         DEBUG:-) __carrel[debug]=; \builtin trap - DEBUG ;;
         DEBUG:*) __carrel_filtered '${FUNCNAME-}:$BASH_COMMAND' 'trap:*|*__carrel*'; __carrel[debug]=$action; \builtin trap -- "$action" DEBUG ;;
@@ -372,11 +380,12 @@ __carrel_watch_noexec() {
   fi
 }
 
+# The call is over because the shell would end. Never returns; may run inside functions of the user's.
 __carrel_left() {
   __carrel[status]=$1
   shift
   # In no function of the user's, the arguments are the shell's own; else those of the call's start stay.
-  if [[ "${FUNCNAME[*]} " == *@(__carrel_exit|__carrel_int)' source '* ]]; then __carrel_args=("$@"); fi
+  if [[ "${FUNCNAME[*]} " == *"__carrel_trap source "* ]]; then __carrel_args=("$@"); fi
   if [[ ${__carrel[exit]} ]]; then
     # A real exit inside the EXIT trap could not be held up again, so it means: go on with the renewal.
     exit() { __carrel_renew "${1-$?}"; }
@@ -472,6 +481,20 @@ __carrel_is_local() {
   if [[ ${!__carrel_n@a} == *t* ]]; then return 1; fi
   __carrel_shown=$(\builtin declare -p "$__carrel_n") # for an array without an element 0
   [[ ! $__carrel_shown =~ ^declare\ -[a-zA-Z]*t ]]
+}
+
+# Close-on-exec copies of what is ours: 249 stdin, 250 stdout, 251 stderr, 252 requests, 253 replies. While a
+# redirection is in force bash keeps the original at the first free descriptor from 10 on, close-on-exec, and
+# a duplicate of such a one is so, too.
+__carrel_descriptors() {
+  local saved=10
+  while [[ -e /proc/self/fd/$saved ]]; do ((saved++)); done
+  eval "{ exec 249<&$saved; } 0<&-
+    { exec 250>&$saved; } 1>&-
+    { exec 251>&$saved; } 2>&-
+    { exec 252<&$saved; } $1<&-
+    { exec 253>&$saved; } $2>&-
+    exec $2>&-"
 }
 
 if [[ ${CARREL_RENEW-} && ! ${__carrel[loading]-} ]]; then

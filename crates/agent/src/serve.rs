@@ -124,7 +124,6 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
     let meters = Meters::new(&config.meters);
     let image = config.image.map(sys::inherited).transpose()?;
     let watch = config.watch_disk.then(|| Watch::new(config.places.workspace.clone(), config.limits.disk.0));
-    let changes = Changes::new(config.places.workspace.clone());
     let shadow = Shadow::new(&config.places);
     let poller = Poller::new()?;
     poller.readable(&listener, Token::Listener)?;
@@ -137,7 +136,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         listener,
         meters,
         watch,
-        changes,
+        changes: Changes::default(),
         shadow,
         root: None,
         image,
@@ -163,6 +162,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         ready: None,
     };
     if agent.config.resume {
+        agent.look_first();
         agent.load()?;
         return agent.serve();
     }
@@ -176,10 +176,16 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         // The call that needs it tries again, and tells its caller.
         crate::say(&format!("starting {}: {error}", language.as_str()));
     }
+    // While those start: no code of anybody's runs before a caller is heard.
+    agent.look_first();
     agent.serve()
 }
 
 impl Agent {
+    fn look_first(&mut self) {
+        self.changes = Changes::new(self.config.places.workspace.clone());
+    }
+
     pub(crate) fn number(&mut self) -> u32 {
         let number = self.next_number;
         self.next_number = self.next_number.wrapping_add(1);

@@ -33,7 +33,7 @@ use crate::{
     checkpoint::{self, Criu, Image, Living},
     environment::{self, Environment},
     guest_programs, memory_of,
-    spares::Spares,
+    spares::{SPOOLED, Spares},
     stages::{self, Stages},
     steps::{Step as At, Watch},
     stored,
@@ -228,8 +228,10 @@ impl Jail {
             let agent_id = ids.agent_outside();
             let spool = request.directory.join("spool");
             stage::give(&spool, agent_id, agent_id).map_err(failed("giving the spool away"))?;
-            // There already in a directory that was kept ready; else the stage makes it.
-            let _ = stage::give(&spool.join("agent.log"), agent_id, agent_id);
+            // There already in a directory that was kept ready; else they are made in the box.
+            for name in SPOOLED {
+                let _ = stage::give(&spool.join(name), agent_id, agent_id);
+            }
         }
         let listener = self.spares.listener(&request.directory);
         if listener.is_none() {

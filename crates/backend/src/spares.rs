@@ -17,7 +17,7 @@ use std::{
 };
 
 use carrel_jail::workspace::{self, Kind, Ready};
-use carrel_proto::limits::ByteSize;
+use carrel_proto::{guest::Places, limits::ByteSize};
 
 use crate::stages::lock;
 
@@ -25,6 +25,8 @@ use crate::stages::lock;
 const MAKES_MANY: u32 = 2;
 /// Directories kept ready are named by the process that keeps them, and by chance: it may have several engines.
 const PREFIX: &str = "sandbox-of-";
+/// What every agent opens at its start.
+pub(crate) const SPOOLED: [&str; 2] = ["agent.log", Places::OUTSIDE];
 
 #[derive(Debug)]
 pub(crate) struct Spares {
@@ -130,7 +132,10 @@ impl Spares {
         for name in ["spool", "workspace"] {
             fs::create_dir(path.join(name))?;
         }
-        fs::File::create(path.join("spool/agent.log"))?.set_permissions(fs::Permissions::from_mode(0o600))?;
+        for name in SPOOLED {
+            let file = fs::File::create(path.join("spool").join(name))?;
+            file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        }
         let listener = UnixListener::bind(path.join("agent.sock")).ok();
         Ok(Directory { path, listener })
     }
