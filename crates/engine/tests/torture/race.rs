@@ -64,6 +64,12 @@ pub(crate) async fn contend(engine: &Engine, seed: u64, rounds: u64) -> Result<S
             Err(problem) => return Err(format!("{problem:?}")),
         }
     }
+    // Somebody else's call may stand still since this one's last deed.
+    while let Err(problem) = in_time("waking it", engine.sandbox(&key(NAME), &wish())).await {
+        if !is_refusal(&problem) {
+            return Err(format!("waking it: {problem:?}"));
+        }
+    }
     Ok(seen)
 }
 
