@@ -214,17 +214,11 @@ pub(crate) struct Usage {
     pub(crate) peak_memory: u64,
 }
 
+/// Oldest first. One may be missing if another ends meanwhile: the kernel goes on by the place in its list.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
-}
-
-/// A process's pid in the innermost namespace it is in.
-pub(crate) fn innermost(pid: i32) -> Option<i32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_whitespace().last()?.parse().ok()
 }
 
 /// Not merely waiting for its parent to take note of its end.

@@ -44,7 +44,10 @@ impl Agent {
 
     /// What listens in the box; nothing where it has no network of its own.
     pub(crate) fn listeners(&self) -> Vec<PortInfo> {
-        if self.config.namespaces { self.ports().unwrap_or_default() } else { Vec::new() }
+        if !self.config.namespaces || self.sockets.are_zero() {
+            return Vec::new();
+        }
+        self.ports().unwrap_or_default()
     }
 }
 

@@ -64,7 +64,10 @@ impl Agent {
                 Err(Problem::new(Code::Conflict, "the sandbox is coming back from disk").hint("try again"))
             }
             _ if !greeted => Err(Problem::new(Code::Protocol, "the first request must be hello")),
-            Request::Run(run) => self.run(caller, tag, run).map(|()| None),
+            Request::Run(run) => match self.run(caller, tag, run) {
+                Ok(()) => return self.pump_soon(caller),
+                Err(problem) => Err(problem),
+            },
             Request::Exec(exec) => self.exec(caller, tag, exec).map(|()| None),
             Request::Attach { exec, since, follow } => {
                 self.attach(caller, tag, &exec, since, follow).map(|()| None)

@@ -223,8 +223,14 @@ impl Agent {
                 }
             }
             Heard::Replies(replies) => {
+                let shown = replies.iter().rev().find(|reply| reply.display.is_some()).map(|reply| reply.id);
                 for reply in replies {
                     self.driver_reply(id, reply);
+                }
+                // Unless that has happened with its last word.
+                let current = self.interpreters.get(&id).and_then(|interpreter| interpreter.current);
+                if let Some(number) = shown.filter(|shown| current == Some(*shown)) {
+                    self.pump_followers(number);
                 }
             }
         }
@@ -290,8 +296,6 @@ impl Agent {
                 }
             }
             self.next_call(id);
-        } else {
-            self.pump_followers(number);
         }
     }
 

@@ -36,6 +36,7 @@ use crate::{
     files_back::Shadow,
     input::Write,
     interpreter::Interpreter,
+    listeners::Counts,
     meters::Meters,
     poll::{Poller, Token},
     process::Process,
@@ -49,6 +50,8 @@ use crate::{
 const MAX_CONNECTIONS: usize = 256;
 /// So long after the last request or end, nobody is in the middle of a row of calls.
 const QUIET: Duration = Duration::from_millis(5);
+/// The word that a call has begun waits so long for its first output, or its end.
+const SOON: Duration = Duration::from_millis(1);
 
 pub(crate) struct Agent {
     pub(crate) config: AgentConfig,
@@ -56,6 +59,7 @@ pub(crate) struct Agent {
     pub(crate) poller: Poller,
     listener: UnixListener,
     pub(crate) meters: Meters,
+    pub(crate) sockets: Counts,
     pub(crate) watch: Option<Watch>,
     /// What changed below the workspace.
     pub(crate) changes: Changes,
@@ -86,6 +90,8 @@ pub(crate) struct Agent {
     pub(crate) last_activity: Instant,
     /// About to be frozen, or frozen, since then.
     pub(crate) rest: Option<Instant>,
+    /// A caller whose next word waits for one more, until then.
+    unflushed: Option<(u32, Instant)>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) ending: Option<EndReason>,
     /// Who has asked to prepare for the disk, and is heard alone; see [`crate::sleep`].
@@ -135,6 +141,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         poller,
         listener,
         meters,
+        sockets: Counts::default(),
         watch,
         changes: Changes::default(),
         shadow,
@@ -155,6 +162,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         started: now,
         last_activity: now,
         rest: None,
+        unflushed: None,
         scratch: Vec::new(),
         ending: None,
         preparing: None,
@@ -242,6 +250,10 @@ impl Agent {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
         }
         self.waits.iter().for_each(|wait| sooner(wait.deadline));
+        match self.unflushed {
+            Some((caller, until)) if until <= now => self.pump(caller),
+            pending => pending.into_iter().for_each(|(_, until)| sooner(until)),
+        }
         self.settle_inquiries(now);
         self.inquiries.iter().for_each(|inquiry| sooner(inquiry.deadline));
         self.expire_writes(now);
@@ -424,8 +436,18 @@ impl Agent {
         }
     }
 
+    /// As [`Self::pump`], together with what comes in the next moment: each word wakes the caller, who has nothing to do with the
+    /// begin of a call that is over at once.
+    pub(crate) fn pump_soon(&mut self, number: u32) {
+        let before = self.unflushed.replace((number, Instant::now() + SOON));
+        if let Some((other, _)) = before.filter(|(other, _)| *other != number) {
+            self.pump(other);
+        }
+    }
+
     /// Sends a caller what it follows, as far as its socket takes it.
     pub(crate) fn pump(&mut self, number: u32) {
+        self.unflushed.take_if(|(caller, _)| *caller == number);
         loop {
             let Some(caller) = self.connections.get_mut(&number) else { return };
             let mut more = false;

@@ -86,7 +86,7 @@ impl Runner {
     pub(crate) fn deliver(&self, pids: &[i32], signal: Signal, group: bool) {
         match &self.init {
             Some((init, _)) => {
-                let inner: Vec<i32> = pids.iter().filter_map(|pid| process::innermost(*pid)).collect();
+                let inner: Vec<i32> = pids.iter().filter_map(|pid| tree::innermost(*pid)).collect();
                 init.signal(inner, signal, group);
             }
             None => init::send_signal(pids, signal, group),

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use carrel_jail::session::Child;
+use carrel_jail::{session::Child, tree};
 use carrel_proto::{
     files::Content,
     guest::Language,
@@ -277,7 +277,7 @@ impl Agent {
                 },
                 runner: process.runner.init.as_ref().map_or(0, |(_, inner)| *inner),
                 line: process.runner.line,
-                heir: process.runner.heir.and_then(process::innermost),
+                heir: process.runner.heir.and_then(tree::innermost),
                 stdout: pipe(&process.stdout)?,
                 stderr: pipe(&process.stderr)?,
                 stdin: process.stdin.as_mut().map(SavedInput::of).transpose()?,
@@ -497,7 +497,7 @@ impl Agent {
                         && process.runner.init.as_ref().is_some_and(|(_, inner)| *inner == member.inner)
                 });
                 if let Some(process) = known {
-                    let is_heir = |pid: &i32| process::innermost(*pid) == process.runner.heir;
+                    let is_heir = |pid: &i32| tree::innermost(*pid) == process.runner.heir;
                     process.runner.heir = process
                         .runner
                         .heir

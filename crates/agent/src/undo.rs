@@ -735,8 +735,13 @@ fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
     // Without its interpreter it is the runner's.
     let parents = [Some(process.runner.child.pid), process.runner.main()];
     let is_it =
-        |pid: &i32| if namespaces { process::innermost(*pid) == Some(inside) } else { *pid == inside };
-    let pid = parents.into_iter().flatten().flat_map(process::children).find(is_it)?;
+        |pid: &i32| if namespaces { tree::innermost(*pid) == Some(inside) } else { *pid == inside };
+    // Most likely the youngest of the interpreter's.
+    let children = parents.into_iter().flatten().flat_map(process::children).collect::<Vec<_>>();
+    let pid = children.into_iter().rev().find(is_it).or_else(|| {
+        let is_child = |pid: &i32| Stat::of(*pid).is_some_and(|stat| parents.contains(&Some(stat.parent)));
+        tree::below(process.runner.child.pid).into_iter().find(|pid| is_it(pid) && is_child(pid))
+    })?;
     Some(Spare { inside, pid, start_time: tree::start_time(pid)? })
 }
 

@@ -59,11 +59,8 @@ pub struct Stat {
 impl Stat {
     /// `None`: there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
-        // In one go: it says that it has no size, and is asked for before every call.
         let mut stat = [0; 1024];
-        let length =
-            fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut stat)).ok()?;
-        Self::parse(&stat[..length])
+        Self::parse(told(pid, "stat", &mut stat)?)
     }
 
     fn parse(stat: &[u8]) -> Option<Self> {
@@ -81,6 +78,21 @@ impl Stat {
             start_time: number(22)?,
         })
     }
+}
+
+/// A file that the kernel has of a process, in one go: it says that it has no size, and some are asked for before every call.
+fn told<'a>(pid: i32, file: &str, into: &'a mut [u8]) -> Option<&'a [u8]> {
+    let length = fs::File::open(format!("/proc/{pid}/{file}")).and_then(|mut file| file.read(into)).ok()?;
+    into.get(..length)
+}
+
+/// A process's pid in the innermost namespace it is in.
+pub fn innermost(pid: i32) -> Option<i32> {
+    // Its line is among the first twenty, though the list of groups before it may be long.
+    let mut status = [0; 4096];
+    let status = String::from_utf8_lossy(told(pid, "status", &mut status)?);
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
 }
 
 /// When a process was started: with its pid, its name for good. `None` if it has ended, or is about to.
