@@ -50,9 +50,9 @@ fn in_use(file: &File) -> Option<u32> {
     let mut text = [0; 512];
     let length = file.read_at(&mut text, 0).ok()?;
     let lines = std::str::from_utf8(&text[..length]).ok()?.lines();
-    let mut words = lines.map(str::split_whitespace).find_map(|mut words| {
-        matches!(words.next(), Some("TCP:" | "TCP6:")).then_some(words)
-    })?;
+    let mut words = lines
+        .map(str::split_whitespace)
+        .find_map(|mut words| matches!(words.next(), Some("TCP:" | "TCP6:")).then_some(words))?;
     (words.next()? == "inuse").then(|| words.next()?.parse().ok())?
 }
 

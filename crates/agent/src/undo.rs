@@ -734,8 +734,7 @@ fn never(language: Language) -> Option<&'static str> {
 fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
     // Without its interpreter it is the runner's.
     let parents = [Some(process.runner.child.pid), process.runner.main()];
-    let is_it =
-        |pid: &i32| if namespaces { tree::innermost(*pid) == Some(inside) } else { *pid == inside };
+    let is_it = |pid: &i32| if namespaces { tree::innermost(*pid) == Some(inside) } else { *pid == inside };
     // Most likely the youngest of the interpreter's.
     let children = parents.into_iter().flatten().flat_map(process::children).collect::<Vec<_>>();
     let pid = children.into_iter().rev().find(is_it).or_else(|| {

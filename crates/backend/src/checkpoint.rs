@@ -20,6 +20,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs::{self, File},
     io::{self, Read, Write},
     os::{
@@ -63,6 +64,8 @@ const AGENT: &str = "agent.json";
 /// File systems in memory that all sessions share.
 const IN_MEMORY: [(&str, &str); 4] =
     [("tmp.tar", "/tmp"), ("home.tar", Places::HOME), ("shm.tar", "/dev/shm"), ("run.tar", Places::RUN)];
+/// Of those places, what every box is made with: in [`Places::RUN`], to which nobody but the agent writes.
+const OF_EVERY_BOX: [&str; 3] = ["agent", "python.pyc", "empty"];
 /// An agent that prepares starts its stubs anew; each takes a few milliseconds.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -271,7 +274,7 @@ fn write_all(
         .map_err(failed("keeping the agent's state"))?;
     living.watch.reached(Step::AgentSaved);
     for (name, place) in IN_MEMORY {
-        pack(living, &inside(living.agent, place), &image.join(name))?;
+        pack(living, place, &image.join(name))?;
     }
     living.watch.reached(Step::MemoryPacked);
     let files = sum(image).map_err(failed("reading the image"))?;
@@ -551,6 +554,8 @@ fn unpack_image(image: &Path, target: &Path, manifest: &Manifest) -> Result<(), 
 /// Checksums of an image's files, but not of logs.
 fn sum(image: &Path) -> io::Result<BTreeMap<String, packed::Sum>> {
     let mut sums = BTreeMap::new();
+    // One for all of them: fresh memory is dear.
+    let mut buffer = vec![0; 256 << 10];
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(image.join(&directory))? {
@@ -564,18 +569,18 @@ fn sum(image: &Path) -> io::Result<BTreeMap<String, packed::Sum>> {
             if text == MANIFEST || is_remark(&entry.file_name().to_string_lossy()) {
                 continue;
             }
-            sums.insert(text, sum_of(&entry.path())?);
+            sums.insert(text, sum_of(&entry.path(), &mut buffer)?);
         }
     }
     Ok(sums)
 }
 
-fn sum_of(path: &Path) -> io::Result<packed::Sum> {
+fn sum_of(path: &Path, buffer: &mut [u8]) -> io::Result<packed::Sum> {
     let mut file = File::open(path)?;
     let mut hasher = crc32fast::Hasher::new();
-    let (mut buffer, mut length) = (vec![0; 256 << 10], 0);
+    let mut length = 0;
     loop {
-        let count = file.read(&mut buffer)?;
+        let count = file.read(buffer)?;
         if count == 0 {
             return Ok((hasher.finalize(), length));
         }
@@ -618,15 +623,21 @@ fn inside(agent: i32, place: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{agent}/root{place}"))
 }
 
-/// Unless there is nothing in it.
-fn pack(living: &Living<'_>, directory: &Path, archive: &Path) -> Result<(), Problem> {
+/// Unless there is nothing in it that a new box would not have.
+fn pack(living: &Living<'_>, place: &str, archive: &Path) -> Result<(), Problem> {
     let what = "keeping files in memory";
-    if fs::read_dir(directory).map_err(failed(what))?.next().is_none() {
+    let directory = inside(living.agent, place);
+    let known: &[&str] = if place == Places::RUN { &OF_EVERY_BOX } else { &[] };
+    let is_known = |name: &OsStr| known.iter().any(|known| name == *known);
+    let mut entries = fs::read_dir(&directory).map_err(failed(what))?;
+    if entries.all(|entry| entry.is_ok_and(|entry| is_known(&entry.file_name()))) {
         return Ok(());
     }
-    let words = ["--create", "--one-file-system", "--sparse", "--numeric-owner", "--file=-", "."];
-    let files =
-        visit::Files { directory: directory.to_path_buf(), input: None, output: Some(archive.to_path_buf()) };
+    let excluded: Vec<String> = known.iter().map(|name| format!("--exclude=./{name}")).collect();
+    let mut words = vec!["--create", "--one-file-system", "--sparse", "--numeric-owner", "--anchored"];
+    words.extend(excluded.iter().map(String::as_str));
+    words.extend(["--file=-", "."]);
+    let files = visit::Files { directory, input: None, output: Some(archive.to_path_buf()) };
     tar(living, &words, files, what)
 }
 

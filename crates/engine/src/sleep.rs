@@ -65,6 +65,8 @@ use crate::{
 /// What an image is called until it is complete.
 const IN_THE_MAKING: &str = "image.new";
 const IMAGE: &str = "image-";
+/// What is nobody's any more, and is about to be removed.
+const AWAY: &str = "away-";
 /// For an agent's answer whether its box may sleep. One that hangs is for callers to find.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Longer than an agent takes somebody to be arriving.
@@ -385,7 +387,7 @@ impl Engine {
                 self.registry.set_placed(&record.id, &placed)?;
                 self.watch.reached(Step::RunningWritten);
                 self.registry.touch(&record.id)?;
-                self.remove_images(record);
+                self.put_images_away(record);
                 self.watch.reached(Step::ImagesRemoved);
                 let record = Record { placed: Some(placed), boot: boot_id().to_owned(), ..record.clone() };
                 Ok(Some(awake(record)))
@@ -456,7 +458,7 @@ impl Engine {
     pub(crate) fn nobodys(&self, record: &Record) -> Vec<PathBuf> {
         let is_nobodys = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name == IN_THE_MAKING || name == BEFORE || name.starts_with(IMAGE)
+            name == IN_THE_MAKING || name == BEFORE || [IMAGE, AWAY].iter().any(|of| name.starts_with(of))
         };
         let entries = fs::read_dir(self.directory(&record.id)).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).filter(is_nobodys).collect()
@@ -467,6 +469,24 @@ impl Engine {
         for path in self.nobodys(record) {
             let _ = remove_tree(&path);
         }
+    }
+
+    /// As [`Self::remove_images`], when nobody waits for it: on some file systems it takes as long as the waking. Under other names
+    /// first, because the next hibernation may begin meanwhile.
+    fn put_images_away(&self, record: &Record) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return self.remove_images(record) };
+        let directory = self.directory(&record.id);
+        let stamp = now_ms();
+        let away = self.nobodys(record).into_iter().enumerate().filter_map(|(number, path)| {
+            let away = directory.join(format!("{AWAY}{stamp:x}-{number}"));
+            fs::rename(path, &away).is_ok().then_some(away)
+        });
+        let away: Vec<PathBuf> = away.collect();
+        runtime.spawn_blocking(move || {
+            for path in away {
+                let _ = remove_tree(&path);
+            }
+        });
     }
 
     pub(crate) fn there(&self, id: &SandboxId) -> Result<Record, Problem> {

@@ -298,7 +298,7 @@ impl Scene {
         let kept: BTreeSet<String> = self.snapshot.iter().map(|kept| kept.id.to_string()).collect();
         assert_eq!(names(state.join("snapshots")), kept, "{what}");
         let directory = state.join("sandboxes").join(self.record.id.as_str());
-        let stray = |name: &String| name.starts_with("image") || name == "before";
+        let stray = |name: &String| ["image", "before", "away"].iter().any(|of| name.starts_with(of));
         let strays: Vec<String> = names(directory).into_iter().filter(stray).collect();
         assert_eq!(strays, Vec::<String>::new(), "{what}");
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
