@@ -63,8 +63,7 @@ pub(crate) fn take_files(store: &Path, directory: &Path, from: &Ids, to: &Ids) -
         let (image, kept) = (directory.join(IMAGE), store.join(IMAGE));
         if kept.exists() {
             fs::create_dir_all(&workspace)?;
-            workspace::copy(&workspace, &kept, &image)?;
-            workspace::attach(&workspace, &image)?;
+            workspace::unfold(&kept, &workspace, &image)?;
         } else {
             if workspace.exists() {
                 fs::remove_dir(&workspace)?;

@@ -157,20 +157,30 @@ pub fn attach(directory: &Path, image: &Path) -> io::Result<()> {
 /// The device that an image is on now, and a hold on it: it stays that image's for as long as it is open.
 fn device_of(image: &Path) -> Option<(String, File)> {
     let image = fs::canonicalize(image).ok()?;
-    let is_of_image = |name: &str| {
-        fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"))
-            .is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == image)
-    };
-    for entry in fs::read_dir("/sys/block").ok()?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with("loop") && is_of_image(&name) {
-            let path = format!("/dev/{name}");
-            let held = OpenOptions::new().read(true).open(&path).ok()?;
-            // It may have been freed and taken for another image before it was held.
-            return is_of_image(&name).then_some((path, held));
-        }
-    }
-    None
+    let loops = fs::read_dir("/sys/block").ok()?.flatten().map(|entry| entry.file_name());
+    let mut names = loops.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("loop"));
+    names.find(|name| is_of_image(name, &image)).and_then(|name| hold(&name, &image))
+}
+
+/// The same of an image that is mounted at `directory`, without looking through all devices of the host.
+fn device_below(directory: &Path, image: &Path) -> Option<(String, File)> {
+    use std::os::unix::fs::MetadataExt;
+    let device = fs::symlink_metadata(directory).ok()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let path = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    hold(path.file_name()?.to_str()?, &fs::canonicalize(image).ok()?)
+}
+
+fn is_of_image(name: &str, image: &Path) -> bool {
+    fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"))
+        .is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == image)
+}
+
+fn hold(name: &str, image: &Path) -> Option<(String, File)> {
+    let path = format!("/dev/{name}");
+    let held = OpenOptions::new().read(true).open(&path).ok()?;
+    // It may have been freed and taken for another image before it was held.
+    is_of_image(name, image).then_some((path, held))
 }
 
 fn attach_anew(directory: &Path, image: &Path) -> io::Result<()> {
@@ -224,7 +234,7 @@ const TRIES: usize = 5;
 /// Copies an image as it is at one moment, though it may be mounted at `directory`. Nothing in its box writes now; somebody
 /// outside still may, and then the device has counted it and the copy is made again.
 pub fn copy(directory: &Path, image: &Path, target: &Path) -> io::Result<()> {
-    let device = device_of(image);
+    let device = device_below(directory, image).or_else(|| device_of(image));
     let source = File::open(image)?;
     let settled = || -> io::Result<Option<String>> {
         if is_mounted(directory) {
@@ -240,6 +250,18 @@ pub fn copy(directory: &Path, image: &Path, target: &Path) -> io::Result<()> {
         }
     }
     Err(io::Error::other("files keep changing from outside while they are copied"))
+}
+
+/// Mounts a copy of an image that nobody writes to.
+pub fn unfold(kept: &Path, directory: &Path, image: &Path) -> io::Result<()> {
+    match fs::remove_file(image) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // A new file, so that it is on no device yet.
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(image)?;
+    copy_sparse(&File::open(kept)?, &file)?;
+    put(&mount_nowhere(&file)?, directory)
 }
 
 /// What has been written to a device so far, and taken away from it.
