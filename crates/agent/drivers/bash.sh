@@ -104,14 +104,17 @@ __carrel_load() {
 # ---- start
 
 # A new shell answers before it has read on: parsing the rest takes longer than the rest of its start. __carrel_load sources
-# this file once more for it. The agent leaves no descriptor from 10 on open; see __carrel_descriptors for the rest of it.
+# this file once more for it. The descriptors: as in __carrel_descriptors, which is not there yet.
 if [[ ! ${__carrel[loading]-}${CARREL_RENEW-} ]]; then
-  { exec 249<&10; } 0<&-
-  { exec 250>&10; } 1>&-
-  { exec 251>&10; } 2>&-
-  { exec 252<&10; } 3<&-
-  { exec 253>&10; } 4>&-
+  __carrel_n=10
+  while [[ -e /proc/self/fd/$__carrel_n ]]; do ((__carrel_n++)); done
+  { exec 249<&$__carrel_n; } 0<&-
+  { exec 250>&$__carrel_n; } 1>&-
+  { exec 251>&$__carrel_n; } 2>&-
+  { exec 252<&$__carrel_n; } 3<&-
+  { exec 253>&$__carrel_n; } 4>&-
   exec 3<&- 4>&-
+  unset -v __carrel_n
   shopt -s expand_aliases
   # Those that are read under `set -u`. Others are there once they are set.
   declare -A __carrel=([0]=${BASH_SOURCE[0]} [bash]=$BASH [plain]=$SHELLOPTS$BASHOPTS [builtin]=builtin [return]=return
@@ -498,7 +501,7 @@ __carrel_descriptors() {
 }
 
 if [[ ${CARREL_RENEW-} && ! ${__carrel[loading]-} ]]; then
-  # bash opens its script only after BASH_ENV, that is after this: __carrel_begin closes 246.
+  # bash opens its script only after BASH_ENV, that is after this: __carrel_prepare closes 246.
   __carrel_descriptors 246 247
   unset -v CARREL_RENEW BASH_ENV
   . /proc/self/fd/248 >/dev/null 2>&1

@@ -90,7 +90,11 @@ impl Agent {
                 self.set_env(&session, set, unset).map(|()| Some(Event::Done))
             }
             Request::Usage => Ok(Some(Event::Usage(self.usage(idle)))),
-            Request::Rest { idle_ms } => Ok(Some(Event::Rest(self.lie_down(caller, idle, idle_ms)))),
+            Request::Rest { idle_ms } => {
+                // Whoever has not heard that its call has begun would wake the box for it.
+                self.flush();
+                Ok(Some(Event::Rest(self.lie_down(caller, idle, idle_ms))))
+            }
             Request::Brief { session } => self.brief(caller, tag, &session),
             Request::Ports => self.ports().map(|ports| Some(Event::Ports { ports })),
             Request::Dial { port } => self.dial(caller, tag, port).map(|()| None),

@@ -236,8 +236,13 @@ impl Agent {
     /// Does what is due by the clock; says how long to sleep.
     fn due(&mut self) -> Option<Duration> {
         let now = Instant::now();
+        // First: a caller that turns out to be gone may set clocks of its own.
+        if self.unflushed.is_some_and(|(_, until)| until <= now) {
+            self.flush();
+        }
         let mut next = self.tick(now);
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
+        self.unflushed.into_iter().for_each(|(_, until)| sooner(until));
         let expired: Vec<usize> = self
             .waits
             .iter()
@@ -250,10 +255,6 @@ impl Agent {
             self.reply(wait.connection, wait.tag, &Event::Waited { outcome: None });
         }
         self.waits.iter().for_each(|wait| sooner(wait.deadline));
-        match self.unflushed {
-            Some((caller, until)) if until <= now => self.pump(caller),
-            pending => pending.into_iter().for_each(|(_, until)| sooner(until)),
-        }
         self.settle_inquiries(now);
         self.inquiries.iter().for_each(|inquiry| sooner(inquiry.deadline));
         self.expire_writes(now);
@@ -439,9 +440,16 @@ impl Agent {
     /// As [`Self::pump`], together with what comes in the next moment: each word wakes the caller, who has nothing to do with the
     /// begin of a call that is over at once.
     pub(crate) fn pump_soon(&mut self, number: u32) {
-        let before = self.unflushed.replace((number, Instant::now() + SOON));
-        if let Some((other, _)) = before.filter(|(other, _)| *other != number) {
-            self.pump(other);
+        if self.unflushed.is_some_and(|(caller, _)| caller != number) {
+            self.flush();
+        }
+        self.unflushed.get_or_insert((number, Instant::now() + SOON));
+    }
+
+    /// Lets nobody wait any longer for one more word.
+    pub(crate) fn flush(&mut self) {
+        if let Some((caller, _)) = self.unflushed {
+            self.pump(caller);
         }
     }
 

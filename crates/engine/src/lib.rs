@@ -63,7 +63,9 @@ pub use crate::{
     scopes::ScopeClosed,
     tenant::{Labels, Tenant},
 };
-use crate::{events::Hub, lines::Lines, lock::Locks, pool::Pool, registry::Registry, retire::Retiring};
+use crate::{
+    events::Hub, lines::Lines, lock::Locks, pool::Pool, registry::Registry, retire::Retiring, sleep::Clearing,
+};
 pub use carrel_backend::{
     IsolationLevel,
     host::Whereabouts,
@@ -101,6 +103,7 @@ pub struct Core {
     pool: Pool,
     lines: Lines,
     retiring: Retiring,
+    clearing: Clearing,
 }
 
 impl Deref for Engine {
@@ -146,6 +149,7 @@ impl Engine {
             pool: Pool::default(),
             lines: Lines::default(),
             retiring: Retiring::default(),
+            clearing: Clearing::default(),
         });
         Ok(Self { core, environments })
     }

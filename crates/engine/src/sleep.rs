@@ -33,14 +33,16 @@
 //! | the row says so | hibernated, `image-N` | `image-N` | done |
 //!
 //! Of waking: before the row says `running`, what was restored is ended and restored again; from then on the row names no
-//! image, and one that is still there is nobody's: a daemon removes it ([`Engine::tidy`]), or the next hibernation. So there
+//! image, and one that is still there is nobody's. It is put away under another name and removed when the caller has its answer; of
+//! whoever is killed before that, a daemon removes it ([`Engine::tidy`]), or the next hibernation. So there
 //! is always one of the two, never none and never both: an image whose row does not name it is never restored.
 
 use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -72,6 +74,39 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Longer than an agent takes somebody to be arriving.
 pub(crate) const ARRIVING: Duration = Duration::from_secs(5);
 pub(crate) const PAUSE: Duration = Duration::from_millis(50);
+
+/// Threads that remove what is nobody's any more; an engine does not end before they have.
+#[derive(Debug, Default)]
+pub(crate) struct Clearing(Mutex<Vec<JoinHandle<()>>>);
+
+/// With more of them, whoever has something to remove does it by itself.
+const MOST_CLEARING: usize = 8;
+
+impl Clearing {
+    fn remove(&self, paths: Vec<PathBuf>) {
+        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        let remove = move || {
+            for path in paths {
+                let _ = remove_tree(&path);
+            }
+        };
+        if threads.len() < MOST_CLEARING {
+            threads.push(std::thread::spawn(remove));
+        } else {
+            drop(threads);
+            remove();
+        }
+    }
+}
+
+impl Drop for Clearing {
+    fn drop(&mut self) {
+        for thread in std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            let _ = thread.join();
+        }
+    }
+}
 
 /// What came of waking.
 pub(crate) enum Woken {
@@ -471,22 +506,16 @@ impl Engine {
         }
     }
 
-    /// As [`Self::remove_images`], when nobody waits for it: on some file systems it takes as long as the waking. Under other names
-    /// first, because the next hibernation may begin meanwhile.
+    /// As [`Self::remove_images`], by a thread that nobody waits for: on some file systems it takes as long as the waking. Under
+    /// other names first, because the next hibernation may begin meanwhile.
     fn put_images_away(&self, record: &Record) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return self.remove_images(record) };
         let directory = self.directory(&record.id);
         let stamp = now_ms();
         let away = self.nobodys(record).into_iter().enumerate().filter_map(|(number, path)| {
             let away = directory.join(format!("{AWAY}{stamp:x}-{number}"));
             fs::rename(path, &away).is_ok().then_some(away)
         });
-        let away: Vec<PathBuf> = away.collect();
-        runtime.spawn_blocking(move || {
-            for path in away {
-                let _ = remove_tree(&path);
-            }
-        });
+        self.clearing.remove(away.collect());
     }
 
     pub(crate) fn there(&self, id: &SandboxId) -> Result<Record, Problem> {

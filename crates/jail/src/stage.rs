@@ -592,7 +592,9 @@ fn owner_map(thread: &SingleThread, source: &str, ids: &Ids) -> Result<OwnedFd, 
     }
 }
 
-/// Gives a host path to ids of the box; used by the backend for directories it makes.
+/// Gives a host path to ids of the box; used by the backend for what it makes. A link is not followed: some of it is in a
+/// directory that was a box's before.
 pub fn give(path: &std::path::Path, uid: u32, gid: u32) -> io::Result<()> {
-    Ok(rustix::fs::chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?)
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    Ok(rustix::fs::chownat(rustix::fs::CWD, path, uid, gid, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?)
 }

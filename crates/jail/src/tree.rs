@@ -59,8 +59,11 @@ pub struct Stat {
 impl Stat {
     /// `None`: there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
+        // In one go: it says that it has no size, and is asked for before every call.
         let mut stat = [0; 1024];
-        Self::parse(told(pid, "stat", &mut stat)?)
+        let length =
+            fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut stat)).ok()?;
+        Self::parse(&stat[..length])
     }
 
     fn parse(stat: &[u8]) -> Option<Self> {
@@ -80,17 +83,12 @@ impl Stat {
     }
 }
 
-/// A file that the kernel has of a process, in one go: it says that it has no size, and some are asked for before every call.
-fn told<'a>(pid: i32, file: &str, into: &'a mut [u8]) -> Option<&'a [u8]> {
-    let length = fs::File::open(format!("/proc/{pid}/{file}")).and_then(|mut file| file.read(into)).ok()?;
-    into.get(..length)
-}
-
 /// A process's pid in the innermost namespace it is in.
 pub fn innermost(pid: i32) -> Option<i32> {
-    // Its line is among the first twenty, though the list of groups before it may be long.
-    let mut status = [0; 4096];
-    let status = String::from_utf8_lossy(told(pid, "status", &mut status)?);
+    let mut status = Vec::with_capacity(4096);
+    // `take`, because otherwise it is asked for its size, which it says is none.
+    fs::File::open(format!("/proc/{pid}/status")).ok()?.take(1 << 20).read_to_end(&mut status).ok()?;
+    let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }

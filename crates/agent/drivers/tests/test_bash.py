@@ -35,7 +35,7 @@ class Result:
 class Shell:
     """One bash under the driver; plays the agent, including its rule to hold interrupts during a renewal."""
 
-    def __init__(self, driver=DRIVER):
+    def __init__(self, driver=DRIVER, before=None):
         self.dir = tempfile.mkdtemp(prefix="carrel-bash-")
         self.home = os.path.join(self.dir, "home")
         os.mkdir(self.home)
@@ -55,6 +55,10 @@ class Shell:
                 os.dup2(fd, target)
             os.closerange(5, 65536)  # whatever the machine left open in us
             env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8"}
+            if before:
+                with open("before", "w") as file:
+                    file.write(before)
+                env["BASH_ENV"] = os.path.join(self.home, "before")
             os.execve(BASH, ["bash", "--noprofile", "--norc", "/proc/self/fd/3"], env)
         for fd in theirs:
             os.close(fd)
@@ -223,6 +227,15 @@ class Persists(Case):
         self.check("echo b", "D echo b\nb\n")
         self.check("trap - DEBUG", None)
         self.check("echo c; trap 'x' TERM; trap", "c\ntrap -- 'echo usr1' SIGUSR1\ntrap -- 'x' SIGTERM\n")
+
+
+class Start(unittest.TestCase):
+    def test_what_runs_before_may_open_descriptors(self):
+        sh = Shell(before="exec {log}>>kept 11</dev/null 12>&1")
+        self.addCleanup(sh.close)
+        self.assertEqual(sh.run("echo one; echo two >&12; echo $log").out, "one\ntwo\n10\n")
+        self.assertEqual(sh.run("echo in >&$log; cat kept; exit 3").out, "in\n")
+        self.assertEqual(sh.run("echo on; cat kept").out, "on\nin\n")
 
 
 class Environment(Case):

@@ -2,6 +2,7 @@
 
 use std::{
     os::unix::net::UnixStream,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -38,6 +39,14 @@ fn becomes(place: &Place, wanted: &str) {
     }
 }
 
+/// Of all sandboxes, also those that are being removed.
+fn images(place: &Place) -> usize {
+    let below = |path: PathBuf| std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let named = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    let is_image = |path: &PathBuf| ["image", "away"].iter().any(|of| named(path).starts_with(of));
+    below(place.path().join("state/sandboxes")).flat_map(below).filter(is_image).count()
+}
+
 #[test]
 fn by_hand_without_a_daemon() {
     let place = Place::new();
@@ -66,7 +75,9 @@ fn by_hand_without_a_daemon() {
         assert!(ended.json()["image_bytes"].as_u64() > Some(0));
         assert_eq!(place.run(&["files", "cat", "work", "file"]).with(0), "kept");
         assert_eq!(state(&place), "hibernated");
+        assert!(images(&place) > 0);
         assert_eq!(place.run(&["run", "-s", "work", "x"]).with(0), "5\n");
+        assert_eq!(images(&place), 0, "nobody else would remove it");
     } else {
         println!("hibernation is not tried: {}", hibernation["error"]["message"]);
         assert_eq!(ended.code, 125);

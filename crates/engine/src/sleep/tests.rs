@@ -155,6 +155,7 @@ impl World {
             pool: Default::default(),
             lines: Default::default(),
             retiring: Default::default(),
+            clearing: Default::default(),
         };
         let engine = Engine { core: Arc::new(core), environments: Arc::default() };
         let wish = Wish { idle_timeout_s: 600, max_lifetime_s: 3600, ..Wish::default() };
