@@ -288,11 +288,14 @@ async fn a_box_that_died_on_its_shelf_is_not_handed_out() {
     world.ready(1).await;
     let before = world.directories();
     let id = before.iter().next().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
-    for pid in agents(&id) {
+    let own = agents(&id);
+    assert!(!own.is_empty());
+    for pid in &own {
         // With the agent go its stubs.
-        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+        let _ = kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL);
     }
-    until("it is dead", || agents(&id).is_empty()).await;
+    // Whoever is just ending still holds its end of the line.
+    until("it is dead", || own.iter().all(|pid| has_ended(*pid))).await;
     let record = world.make("one").await;
     assert_ne!(record.id.as_str(), id);
     assert_eq!(python(&world.engine, &record, "print(6*7)").await, "42");
@@ -441,6 +444,11 @@ async fn what_a_killed_process_leaves_of_a_retired_sandbox_is_swept() {
 }
 
 /// Processes that have a sandbox's name: its agent and what that has forked.
+fn has_ended(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+}
+
 fn agents(id: &str) -> Vec<i32> {
     let wanted = format!("CARREL_SANDBOX={id}\0");
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
