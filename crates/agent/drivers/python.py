@@ -734,11 +734,20 @@ def fork_spare(number):
 
 def rehearse():
     """Does what every call does. After a fork the first write to a page copies it, which would be on the next call's time."""
+    name = "<rehearsal>"
     scan('{"id":1,"code":"0","undo":1,"memory":1}', 0)
-    tree = compile("0", "<rehearsal>", "exec", ONLY_AST | ALLOW_AWAIT, True)
-    code = compile(Expression(tree.body[0].value), "<rehearsal>", "eval", ALLOW_AWAIT, True)
-    quote(repr(eval(code, {})))
-    settle()
+    tree = compile("0", name, "exec", ONLY_AST | ALLOW_AWAIT, True)
+    code = compile(Expression(tree.body[0].value), name, "eval", ALLOW_AWAIT, True)
+    if call.handler is None and call.trace is None:  # otherwise it would be noticed
+        SOURCES[name] = name
+        del SOURCES[name]
+        attempt(run, code)
+        attempt(perform, "pass", name)
+        leave()
+    memoryview(b'{"display":{%s}}' % quote(plain(0)).encode())
+    settle(), settle()
+    obstacle()
+    call.last = call.last
 
 
 def wait_in_reserve(pipe, slot, parent):

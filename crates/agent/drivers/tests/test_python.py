@@ -1017,6 +1017,14 @@ class Undo(Case):
         self.assertEqual(min(seen), 3)
         self.assertEqual(self.call(count, undo=0, spare=False).value, "0")
 
+    def test_nobody_notices_what_is_done_between_calls(self):
+        self.call("import linecache, signal, sys; seen = []; 6 * 7")
+        self.assertEqual(self.call("_, [name for name in globals() if name[0] != '_'], '<rehearsal>' in linecache.cache").value,
+                         "(42, ['linecache', 'signal', 'sys', 'seen'], False)")
+        self.call("sys.settrace(lambda frame, *_: seen.append(frame.f_code.co_filename)); signal.signal(2, seen.append)")
+        self.assertEqual(self.call("len(seen)").value, "0")
+        self.assertEqual(self.call("sys.settrace(None); {name for name in seen if 'call' not in str(name)}").value, "set()")
+
     def test_threads_are_an_obstacle(self):
         result = self.call("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
         self.assertIn("threads", result.done["unspared"])
