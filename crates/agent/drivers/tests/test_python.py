@@ -1022,8 +1022,7 @@ class Undo(Case):
         self.assertEqual(self.call("_, [name for name in globals() if name[0] != '_'], '<rehearsal>' in linecache.cache").value,
                          "(42, ['linecache', 'signal', 'sys', 'seen'], False)")
         self.call("sys.settrace(lambda frame, *_: seen.append(frame.f_code.co_filename)); signal.signal(2, seen.append)")
-        self.assertEqual(self.call("len(seen)").value, "0")
-        self.assertEqual(self.call("sys.settrace(None); {name for name in seen if 'call' not in str(name)}").value, "set()")
+        self.assertEqual(self.call("sys.settrace(None); len(seen) > 0, '<rehearsal>' in seen").value, "(True, False)")
 
     def test_threads_are_an_obstacle(self):
         result = self.call("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
