@@ -103,18 +103,25 @@ __carrel_load() {
 
 # ---- start
 
+# Close-on-exec copies of what is ours: 249 stdin, 250 stdout, 251 stderr, 252 requests, 253 replies. While a
+# redirection is in force bash keeps the original at the first free descriptor from 10 on, close-on-exec, and
+# a duplicate of such a one is so, too.
+__carrel_descriptors() {
+  local saved=10
+  while [[ -e /proc/self/fd/$saved ]]; do ((saved++)); done
+  eval "{ exec 249<&$saved; } 0<&-
+    { exec 250>&$saved; } 1>&-
+    { exec 251>&$saved; } 2>&-
+    { exec 252<&$saved; } $1<&-
+    { exec 253>&$saved; } $2>&-
+    exec $2>&-"
+}
+
 # A new shell answers before it has read on: parsing the rest takes longer than the rest of its start. __carrel_load sources
-# this file once more for it. The descriptors: as in __carrel_descriptors, which is not there yet.
+# this file once more for it.
 if [[ ! ${__carrel[loading]-}${CARREL_RENEW-} ]]; then
-  __carrel_n=10
-  while [[ -e /proc/self/fd/$__carrel_n ]]; do ((__carrel_n++)); done
-  { exec 249<&$__carrel_n; } 0<&-
-  { exec 250>&$__carrel_n; } 1>&-
-  { exec 251>&$__carrel_n; } 2>&-
-  { exec 252<&$__carrel_n; } 3<&-
-  { exec 253>&$__carrel_n; } 4>&-
-  exec 3<&- 4>&-
-  unset -v __carrel_n
+  __carrel_descriptors 3 4
+  exec 3<&-
   shopt -s expand_aliases
   # Those that are read under `set -u`. Others are there once they are set.
   declare -A __carrel=([0]=${BASH_SOURCE[0]} [bash]=$BASH [plain]=$SHELLOPTS$BASHOPTS [builtin]=builtin [return]=return
@@ -484,20 +491,6 @@ __carrel_is_local() {
   if [[ ${!__carrel_n@a} == *t* ]]; then return 1; fi
   __carrel_shown=$(\builtin declare -p "$__carrel_n") # for an array without an element 0
   [[ ! $__carrel_shown =~ ^declare\ -[a-zA-Z]*t ]]
-}
-
-# Close-on-exec copies of what is ours: 249 stdin, 250 stdout, 251 stderr, 252 requests, 253 replies. While a
-# redirection is in force bash keeps the original at the first free descriptor from 10 on, close-on-exec, and
-# a duplicate of such a one is so, too.
-__carrel_descriptors() {
-  local saved=10
-  while [[ -e /proc/self/fd/$saved ]]; do ((saved++)); done
-  eval "{ exec 249<&$saved; } 0<&-
-    { exec 250>&$saved; } 1>&-
-    { exec 251>&$saved; } 2>&-
-    { exec 252<&$saved; } $1<&-
-    { exec 253>&$saved; } $2>&-
-    exec $2>&-"
 }
 
 if [[ ${CARREL_RENEW-} && ! ${__carrel[loading]-} ]]; then
