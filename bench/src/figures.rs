@@ -64,6 +64,19 @@ impl Row {
         Self { name: name.into(), measured: times(samples), value, unit: "x", target }
     }
 
+    /// How much longer one takes than the other.
+    pub(crate) fn distance(
+        name: &str,
+        longer: &Samples,
+        than: &Samples,
+        floor: &Samples,
+        target: Target,
+    ) -> Self {
+        let medians = longer.at(0.5).zip(than.at(0.5)).zip(floor.at(0.5));
+        let value = medians.map(|((longer, than), floor)| (longer - than) / floor);
+        Self { name: name.into(), measured: "distance of the medians".into(), value, unit: "x", target }
+    }
+
     pub(crate) fn rate(name: &str, bytes: u64, time: Duration, target: Target) -> Self {
         let rate = bytes as f64 / 1e6 / time.as_secs_f64();
         Self {

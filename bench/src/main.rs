@@ -1,7 +1,7 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|pool|warm|density]` prints the table and exits non-zero if a target
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|undo|pool|warm|density]` prints the table and exits non-zero if a target
 //! is missed. `--only` measures the cold start of one language, or waking from `standby`, and so on, and nothing else, for comparing two
 //! builds. `density` is measured by itself alone: it makes `--count` sandboxes (1000) that stay. `adapter DOOR PROGRAM` makes it one of the
 //! systems that `bench/compare` measures.
@@ -15,6 +15,7 @@ mod memory;
 mod pool;
 mod sandbox;
 mod sleep;
+mod undo;
 mod warm;
 
 use std::{
@@ -36,9 +37,6 @@ const ROUNDS: usize = 40;
 const SHORT_ROUNDS: usize = 8;
 /// Warm calls per round.
 const WARM: usize = 50;
-/// Of them those between which the caller thinks, and for how long.
-const THOUGHTFUL: usize = 10;
-const THOUGHT: Duration = Duration::from_millis(20);
 /// A python heap of 100 MB, in small objects as programs have them.
 const HEAP: &str = "heap = [(i, str(i)) for i in range(700_000)]";
 /// Output pushed through to the caller, in bytes.
@@ -63,14 +61,15 @@ async fn bench() -> ExitCode {
     let measured = match only.as_deref().map(|word| (word, Language::parse(word))) {
         None => measure(rounds).await,
         Some(("standby", _)) => measure_wake(rounds).await,
-        Some(("sleep", _)) => measure_sleep(rounds).await,
+        Some(("sleep", _)) => sleep::measure(rounds).await,
+        Some(("undo", _)) => undo::measure(rounds).await,
         Some(("pool", _)) => pool::measure(rounds, short).await,
         Some(("warm", _)) => warm::measure(rounds).await,
         Some(("density", _)) => density::measure(number("--count")).await,
         Some((_, Some(language))) => measure_cold(rounds, language).await,
         Some((_, None)) => Err(Problem::new(
             Code::InvalidArgument,
-            "`--only` takes python, bash, node, standby, sleep, pool, warm or density",
+            "`--only` takes python, bash, node, standby, sleep, undo, pool, warm or density",
         )),
     };
     match measured {
@@ -129,10 +128,6 @@ async fn measure_cold(rounds: usize, language: Language) -> Result<Vec<Row>, Pro
     Ok(vec![Row::floor(&floor), Row::ratio(&name, &cold, &floor, Target::None)])
 }
 
-async fn measure_sleep(rounds: usize) -> Result<Vec<Row>, Problem> {
-    sleep::measure(&World::open()?, rounds).await
-}
-
 /// Waking from standby, and what the same call takes when it is awake.
 async fn measure_wake(rounds: usize) -> Result<Vec<Row>, Problem> {
     let world = World::open()?;
@@ -174,14 +169,6 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
 
     let session = world.session("warm", 0).await?;
     let mut caller = world.caller(&session).await?;
-    let kept = world.session("undo", DEFAULT_UNDO).await?;
-    let mut careful = world.caller(&kept).await?;
-    let large = world.session("undo-large", DEFAULT_UNDO).await?;
-    let mut heavy = world.caller(&large).await?;
-    if has(Language::Python) {
-        heavy.call(Language::Python, HEAP).await?;
-    }
-    let [mut warm_kept, mut warm_large, mut in_a_row, mut undo] = [const { Samples::new() }; 4];
     // One of each before counting: templates, caches and page cache are not what is measured.
     for language in languages.into_iter().filter(|language| has(*language)) {
         world.cold(language, smallest_code(language)).await?;
@@ -210,21 +197,6 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         for _ in 0..if has(Language::Python) { WARM } else { 0 } {
             warm.add(caller.call(Language::Python, "1").await?);
         }
-        // A copy is made after the reply. A model thinks before its next call; a program may not.
-        for _ in 0..if has(Language::Python) { THOUGHTFUL } else { 0 } {
-            tokio::time::sleep(THOUGHT).await;
-            warm_kept.add(careful.call(Language::Python, "1").await?);
-            tokio::time::sleep(THOUGHT).await;
-            warm_large.add(heavy.call(Language::Python, "1").await?);
-        }
-        if has(Language::Python) {
-            heavy.call(Language::Python, "1").await?;
-            in_a_row.add(heavy.call(Language::Python, "1").await?);
-            tokio::time::sleep(THOUGHT).await;
-            undo.add(world.undo(&large).await?);
-            // The next call waits until the state is ready; that is not what is measured.
-            heavy.call(Language::Python, "1").await?;
-        }
     }
     let mut rows = vec![Row::floor(&floor)];
     rows.push(Row::ratio("bare `python -I -S -c 1`", &bare_python, &floor, Target::None));
@@ -237,10 +209,6 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     if !wake.is_empty() {
         rows.push(Row::ratio("standby to first result, python", &wake, &floor, Target::AtMost(1.0)));
     }
-    rows.push(Row::ratio("  the same, 3 calls can be taken back", &warm_kept, &floor, Target::AtMost(0.7)));
-    rows.push(Row::ratio("  the same with a heap of 100 MB", &warm_large, &floor, Target::AtMost(0.7)));
-    rows.push(Row::ratio("  the same right after another call", &in_a_row, &floor, Target::None));
-    rows.push(Row::ratio("undo with a heap of 100 MB", &undo, &floor, Target::AtMost(5.0)));
     if has(Language::Python) {
         let memory = memory::of_sandbox(&session);
         rows.push(Row::size("idle python session, all processes", memory.total, Target::AtMost(14.0)));
@@ -249,15 +217,10 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         let (bytes, time) = world.flood(&session, FLOOD).await?;
         rows.push(Row::rate("stdout through to the caller", bytes, time, Target::AtLeast(200.0)));
     }
+    world.close(session).await?;
     if has(Language::Python) {
-        let memory = memory::of_sandbox(&kept);
-        rows.push(Row::size("idle python session that keeps 3 calls", memory.total, Target::AtMost(14.0)));
-    }
-    for session in [session, kept, large] {
-        world.close(session).await?;
-    }
-    if has(Language::Python) {
-        rows.extend(sleep::measure(&world, rounds).await?);
+        rows.extend(undo::measure(rounds).await?);
+        rows.extend(sleep::measure(rounds).await?);
         rows.extend(pool::measure(rounds, rounds == SHORT_ROUNDS).await?);
         rows.extend(warm::measure(rounds).await?);
         rows.extend(measure_mcp(&world, rounds)?);

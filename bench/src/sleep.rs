@@ -21,7 +21,8 @@ const SHARE: usize = 4;
 /// A heap of 10 MB.
 const SMALL_HEAP: &str = "heap = bytearray(10 << 20)";
 
-pub(crate) async fn measure(world: &World, rounds: usize) -> Result<Vec<Row>, Problem> {
+pub(crate) async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
+    let world = World::open()?;
     let [mut floor, mut write, mut wake, mut write_large, mut wake_large, mut fork] =
         [const { Samples::new() }; 6];
     let fresh = world.session("sleep", 0).await?;
@@ -34,7 +35,7 @@ pub(crate) async fn measure(world: &World, rounds: usize) -> Result<Vec<Row>, Pr
         for _ in 0..8 {
             floor.add(spawn("/bin/true", &[]));
         }
-        let Some((down, up)) = sleep_and_wake(world, &fresh, "sleep").await? else {
+        let Some((down, up)) = sleep_and_wake(&world, &fresh, "sleep").await? else {
             for record in [fresh, large, parent] {
                 world.close(record).await?;
             }
@@ -42,7 +43,7 @@ pub(crate) async fn measure(world: &World, rounds: usize) -> Result<Vec<Row>, Pr
         };
         write.add(down);
         wake.add(up);
-        if let Some((down, up)) = sleep_and_wake(world, &large, "sleep-large").await? {
+        if let Some((down, up)) = sleep_and_wake(&world, &large, "sleep-large").await? {
             write_large.add(down);
             wake_large.add(up);
         }

@@ -757,13 +757,16 @@ def wait_in_reserve(pipe, slot, parent):
     be_killed_first(0)
     while True:
         try:
-            if not posix.read(pipe, 1):
-                break
+            asked = posix.read(pipe, 1)
+            break
         except OSError:
+            asked = b""
             break
         except BaseException:  # a signal handler of the user's
             pass
     close(pipe)
+    if asked:  # the parent is about to end: see `obey`
+        return
     # Its descriptors are closed. It may be dying, or have become another program, or user code has closed them.
     while getppid() == parent:
         try:
@@ -924,10 +927,16 @@ def drop(spares, alive=True):
             pass
         FAULTS.pop(pid, None)
         if alive and not ended(pid):
+            attempt(make_way, pid)
             try:
                 kill(pid, SIGKILL)  # its end takes a while; it is reaped later
             except OSError:
                 pass
+
+
+def make_way(pid):
+    """A process that is about to end gives back its memory when nobody else has work to do."""
+    posix.sched_setscheduler(pid, posix.SCHED_IDLE, posix.sched_param(0))
 
 
 def ended(pid, how=posix.WNOHANG):
@@ -954,12 +963,20 @@ def born(pid):
 
 
 def obey(request):
-    """Keeps this state; or goes back to the one after a call, whose spare takes over when this process ends."""
+    """Keeps this state; or goes back to the one after a call, whose spare takes over."""
     if "keep" in request:
         return keep()
     drop([spare for spare in SPARES if spare[2] > request["undo"]])
     settle()
-    _exit(0)
+    attempt(make_way, 0)
+    try:
+        slot = SPARES[-1][1]
+        # The end of a big process takes a while, and its descriptors are closed after its memory: not on the caller's time.
+        posix.closerange(0, slot)
+        posix.closerange(slot + 1, HIGH + 40)
+        posix.write(slot, b"u")
+    finally:
+        _exit(0)
 
 
 # ---- `wait` without a pid must not see spares

@@ -12,7 +12,7 @@ use carrel_jail::{
     confine::Confinement,
     session::{self as namespace, Child},
     sys::SingleThread,
-    tree,
+    tree::{self, Stat},
 };
 use carrel_proto::guest::AgentConfig;
 use rustix::{
@@ -66,6 +66,11 @@ impl Runner {
     /// The runner's process, as long as it lives.
     pub(crate) fn main(&self) -> Option<i32> {
         self.heir.or_else(|| process::main_of(self.child.pid))
+    }
+
+    /// Whether a process has taken the place of the first, and lives. A runner reaps its process before it tells of its end.
+    pub(crate) fn has_living_heir(&self) -> bool {
+        self.heir.and_then(Stat::of).is_some_and(|stat| !stat.zombie)
     }
 
     /// Passes a signal on to the process group of the runner's process.

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The interpreter's end and the word of the spare that takes over come on two lines, in any order: [`Return`] waits for
-//! both, and only then is the call told about. Everything that a driver says may be user code's word: a spare counts only if
+//! both, and only then is the call told about. One that goes because it was asked to is waited for until it runs no more
+//! code: giving back the memory of a big one takes longer than all else. Everything that a driver says may be user code's word: a spare counts only if
 //! it is a living process below the interpreter's runner, and one that stays silent is given up.
 //!
 //! What a call that is taken back has started is ended; what ran before it goes on, though no longer as a child of the interpreter.
@@ -82,6 +83,11 @@ struct Spare {
 impl Spare {
     fn is_alive(&self) -> bool {
         tree::start_time(self.pid) == Some(self.start_time)
+    }
+
+    /// Also while it ends.
+    fn is_there(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.start_time == self.start_time)
     }
 }
 
@@ -161,7 +167,7 @@ impl History {
         }
         let oldest = self.before.front().copied().unwrap_or(self.present).unwrap_or(0);
         let wanted = self.spares.split_off(&oldest);
-        self.leaving.retain(Spare::is_alive);
+        self.leaving.retain(Spare::is_there);
         self.leaving.extend(std::mem::replace(&mut self.spares, wanted).into_values());
         self.told.retain(|(call, _)| *call > oldest);
         while self.points.len() > keep as usize {
@@ -234,16 +240,17 @@ impl History {
     }
 
     /// The present is this state now. `None`: there is no such state. Else how many calls were taken back.
-    fn go_back(&mut self, to: u64) -> Option<u32> {
-        if self.present == Some(to) {
-            self.spares.remove(&to);
-            return Some(0);
+    fn go_back(&mut self, to: u64, heir: i32) -> Option<u32> {
+        let mut count = 0;
+        if self.present != Some(to) {
+            let at = self.before.iter().position(|state| *state == Some(to))?;
+            count = self.before.len() - at;
+            self.before.truncate(at);
+            self.present = Some(to);
         }
-        let at = self.before.iter().position(|state| *state == Some(to))?;
-        let count = self.before.len() - at;
-        self.before.truncate(at);
-        self.present = Some(to);
-        self.spares.split_off(&to);
+        let gone = self.spares.split_off(&to);
+        self.leaving.extend(gone.into_values().filter(|spare| spare.inside != heir));
+        // Whoever takes over makes a spare of its own: one that nobody waits for would be written to disk with its session.
         (self.unspared, self.leaves, self.awaited) = (None, None, true);
         u32::try_from(count).ok()
     }
@@ -310,7 +317,8 @@ impl Agent {
             {
                 continue;
             }
-            for spare in interpreter.history.spares.values().filter(|spare| spare.is_alive()) {
+            let history = &interpreter.history;
+            for spare in history.spares.values().chain(&history.leaving).filter(|spare| spare.is_there()) {
                 let pid = carrel_jail::userns::pid(spare.pid);
                 let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
                 process.runner.deliver(&[spare.pid], Signal::KILL, false);
@@ -465,16 +473,23 @@ impl Agent {
     /// Once the interpreter has ended and a spare has taken over: the spare is the interpreter.
     fn go_on(&mut self, id: u32) {
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        let Some(Return { ending: Some(_), heir: Some(heir), .. }) = interpreter.history.returning else {
+        let Some(Return { heir: Some(heir), ending, asked, .. }) = &interpreter.history.returning else {
             return;
         };
+        let heir = *heir;
+        let predecessor = self.processes.get(&id).and_then(|process| process.runner.main()).and_then(ends);
+        if ending.is_none() && (asked.is_none() || predecessor.is_none()) {
+            return;
+        }
         let Some(returning) = interpreter.history.returning.take() else { return };
-        let Some(ending) = returning.ending else { return };
+        // Of one that was asked to go it does not matter.
+        let ending = returning.ending.unwrap_or(Ending::RunnerGone);
         let spare =
             interpreter.history.spares.get(&heir.id).copied().filter(|spare| spare.inside == heir.pid);
-        let (Some(spare), Some(taken)) = (spare, interpreter.history.go_back(heir.id)) else {
+        let (Some(spare), Some(taken)) = (spare, interpreter.history.go_back(heir.id, heir.pid)) else {
             return self.cannot_go_on(id, ending, returning.asked);
         };
+        interpreter.history.leaving.extend(predecessor);
         if interpreter.current.is_none() && returning.asked.is_none() && taken > 0 {
             // Between calls only the present state may take over unnoticed.
             return self.cannot_go_on(id, ending, None);
@@ -490,7 +505,7 @@ impl Agent {
         interpreter.history.told = kept;
         interpreter.untold = again.into_iter().flat_map(|(_, changes)| changes).chain(newer).collect();
         if number.is_some() || returning.asked.is_some() {
-            self.end_newer(id, &spare, None);
+            self.end_newer(id, &spare, predecessor.map(|process| process.pid));
         }
         if let Some(process) = self.processes.get_mut(&id) {
             process.runner.heir = Some(spare.pid);
@@ -742,6 +757,12 @@ fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
         tree::below(process.runner.child.pid).into_iter().find(|pid| is_it(pid) && is_child(pid))
     })?;
     Some(Spare { inside, pid, start_time: tree::start_time(pid)? })
+}
+
+/// An interpreter that runs no more code, and may still be there for a while.
+fn ends(pid: i32) -> Option<Spare> {
+    let stat = Stat::of(pid).filter(|stat| stat.exiting)?;
+    Some(Spare { inside: tree::innermost(pid).unwrap_or(pid), pid, start_time: stat.start_time })
 }
 
 /// What was started below a runner after a spare was made, but by what was there before it; and `main`.
