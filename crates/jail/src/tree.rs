@@ -83,12 +83,17 @@ impl Stat {
     }
 }
 
-/// A process's pid in the innermost namespace it is in.
-pub fn innermost(pid: i32) -> Option<i32> {
+/// `/proc/PID/status`, in one go.
+fn status(pid: i32) -> Option<String> {
     let mut status = Vec::with_capacity(4096);
     // `take`, because otherwise it is asked for its size, which it says is none.
     fs::File::open(format!("/proc/{pid}/status")).ok()?.take(1 << 20).read_to_end(&mut status).ok()?;
-    let status = String::from_utf8_lossy(&status);
+    Some(String::from_utf8_lossy(&status).into_owned())
+}
+
+/// A process's pid in the innermost namespace it is in.
+pub fn innermost(pid: i32) -> Option<i32> {
+    let status = status(pid)?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }
@@ -100,8 +105,8 @@ pub fn start_time(pid: i32) -> Option<u64> {
 
 /// Whether a process has been killed, and does not know yet because it is frozen, or is just ending.
 pub fn is_killed(pid: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status
+    status(pid)
+        .unwrap_or_default()
         .lines()
         .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
         .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
