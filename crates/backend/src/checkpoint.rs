@@ -49,7 +49,7 @@ use crate::{
     link::lost,
     memfd_image, packed, pstree_image,
     steps::{Step, Watch},
-    userns_image,
+    sums, userns_image,
 };
 
 /// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
@@ -122,6 +122,9 @@ struct Manifest {
     sessions: Vec<Vec<Mounted>>,
     /// CRC-32 and length of every file, before it was packed.
     files: BTreeMap<String, packed::Sum>,
+    /// Only its writer brings it back, at once: there are no sums.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    passed: bool,
 }
 
 impl Manifest {
@@ -176,7 +179,7 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
     }
     let inits = on_host(living.agent, &inits)?;
     living.watch.reached(Step::AgentPrepared);
-    let written = write_all(criu, living, image, &inits, &sockets, &mut talk)
+    let written = write_all(criu, living, image, &inits, &sockets, &mut talk, true)
         .and_then(|()| sync(image).map_err(failed("writing the image")));
     if written.is_ok() {
         living.watch.reached(Step::ImageComplete);
@@ -191,11 +194,13 @@ pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<()
     written
 }
 
-/// Writes a box to `image`, which is made, and does `meanwhile` before its processes go on.
+/// Writes a box to `image`, which is made, and does `meanwhile` before its processes go on. Of one that is not `kept` there
+/// are no checksums.
 pub(crate) fn copy(
     criu: &Criu,
     living: &Living<'_>,
     image: &Path,
+    kept: bool,
     meanwhile: impl FnOnce() -> Result<(), Problem>,
 ) -> Result<(), Problem> {
     let mut talk = Talk::open(living.socket)?;
@@ -204,7 +209,8 @@ pub(crate) fn copy(
     };
     let inits = on_host(living.agent, &inits)?;
     living.watch.reached(Step::AgentPrepared);
-    let written = write_all(criu, living, image, &inits, &sockets, &mut talk).and_then(|()| meanwhile());
+    let written =
+        write_all(criu, living, image, &inits, &sockets, &mut talk, kept).and_then(|()| meanwhile());
     if written.is_err() {
         let _ = fs::remove_dir_all(image);
     }
@@ -235,6 +241,7 @@ fn write_all(
     inits: &[i32],
     sockets: &[u64],
     talk: &mut Talk,
+    kept: bool,
 ) -> Result<(), Problem> {
     fs::create_dir(image).map_err(failed("making the image's directory"))?;
     let mut sessions = Vec::new();
@@ -277,7 +284,10 @@ fn write_all(
         pack(living, place, &image.join(name))?;
     }
     living.watch.reached(Step::MemoryPacked);
-    let files = sum(image).map_err(failed("reading the image"))?;
+    let files = match kept {
+        true => sums::of_tree(image, is_summed).map_err(failed("reading the image"))?,
+        false => BTreeMap::new(),
+    };
     let uname = rustix::system::uname();
     let manifest = Manifest {
         version: VERSION,
@@ -287,6 +297,7 @@ fn write_all(
         machine: uname.machine().to_string_lossy().into_owned(),
         sessions,
         files,
+        passed: !kept,
     };
     manifest.put(image)?;
     living.watch.reached(Step::ManifestWritten);
@@ -464,6 +475,11 @@ fn show(session: &Path, view: &Path, ids: &Ids) -> Result<PathBuf, Problem> {
     Ok(place)
 }
 
+/// The manifest is what has the sums.
+fn is_summed(name: &str) -> bool {
+    name != MANIFEST && !is_remark(name)
+}
+
 /// What CRIU says of its own work.
 fn is_remark(name: &str) -> bool {
     name.ends_with(".log") || name.starts_with("stats-")
@@ -488,15 +504,17 @@ fn source_of(mount: &str) -> String {
     }
 }
 
-/// An image that was found whole.
+/// An image that can be used here, if it is whole.
 #[derive(Debug)]
 pub(crate) struct Image {
     directory: PathBuf,
     manifest: Manifest,
+    /// It is: unpacking has shown that, or it was written a moment ago.
+    checked: bool,
 }
 
 impl Image {
-    /// Opens an image, unless it is damaged or was made by another kind of host. One that is packed is unpacked to `scratch`.
+    /// Opens an image, unless it was made by another kind of host. One that is packed is unpacked to `scratch`.
     pub(crate) fn open(directory: &Path, criu: &Criu, scratch: &Path) -> Result<Self, Problem> {
         let manifest = Manifest::read(directory)?;
         let known = [VERSION, VERSION_PACKED].contains(&manifest.version);
@@ -514,17 +532,26 @@ impl Image {
         }
         if manifest.version == VERSION_PACKED {
             unpack_image(directory, scratch, &manifest)?;
-            return Ok(Self { directory: scratch.to_path_buf(), manifest });
+            return Ok(Self { directory: scratch.to_path_buf(), manifest, checked: true });
         }
-        let found = sum(directory).map_err(|error| damaged(error.to_string()))?;
-        for (name, sum) in &manifest.files {
+        let checked = manifest.passed;
+        Ok(Self { directory: directory.to_path_buf(), manifest, checked })
+    }
+
+    /// Whether every file is what was written. Before anything of it runs.
+    pub(crate) fn check(&self) -> Result<(), Problem> {
+        if self.checked {
+            return Ok(());
+        }
+        let found = sums::of_tree(&self.directory, is_summed).map_err(|error| damaged(error.to_string()))?;
+        for (name, sum) in &self.manifest.files {
             match found.get(name) {
                 None => return Err(damaged(format!("{name} is missing"))),
                 Some(found) if found != sum => return Err(not_what_was_written(name)),
                 Some(_) => {}
             }
         }
-        Ok(Self { directory: directory.to_path_buf(), manifest })
+        Ok(())
     }
 
     /// Where the agent's state goes for the new agent to find it.
@@ -549,44 +576,6 @@ fn unpack_image(image: &Path, target: &Path, manifest: &Manifest) -> Result<(), 
         }
     }
     Ok(())
-}
-
-/// Checksums of an image's files, but not of logs.
-fn sum(image: &Path) -> io::Result<BTreeMap<String, packed::Sum>> {
-    let mut sums = BTreeMap::new();
-    // One for all of them: fresh memory is dear.
-    let mut buffer = vec![0; 256 << 10];
-    let mut directories = vec![PathBuf::new()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(image.join(&directory))? {
-            let entry = entry?;
-            let name = directory.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                directories.push(name);
-                continue;
-            }
-            let text = name.to_string_lossy().into_owned();
-            if text == MANIFEST || is_remark(&entry.file_name().to_string_lossy()) {
-                continue;
-            }
-            sums.insert(text, sum_of(&entry.path(), &mut buffer)?);
-        }
-    }
-    Ok(sums)
-}
-
-fn sum_of(path: &Path, buffer: &mut [u8]) -> io::Result<packed::Sum> {
-    let mut file = File::open(path)?;
-    let mut hasher = crc32fast::Hasher::new();
-    let mut length = 0;
-    loop {
-        let count = file.read(buffer)?;
-        if count == 0 {
-            return Ok((hasher.finalize(), length));
-        }
-        hasher.update(&buffer[..count]);
-        length += count as u64;
-    }
 }
 
 /// Every mount of a session but its root and its own `/proc`.

@@ -29,7 +29,7 @@ use rustix::{
 };
 
 use crate::{
-    Backend, BoxRequest, IsolationLevel, Placed,
+    Backend, BoxRequest, IsolationLevel, Memory, Placed,
     checkpoint::{self, Criu, Image, Living},
     environment::{self, Environment},
     guest_programs, memory_of,
@@ -488,7 +488,21 @@ impl Backend for Jail {
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
         image.give_state(&spool)?;
         self.watch.reached(At::StateGiven);
-        let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() })?;
+        // At once: reading a big image takes longer than making the box.
+        let (whole, placed) = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| image.check());
+            let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() });
+            let whole = reader.join().unwrap_or_else(|_| Err(Problem::internal("reading the image")));
+            (whole, placed)
+        });
+        let placed = match (whole, placed) {
+            (Ok(()), placed) => placed?,
+            (Err(problem), Ok(placed)) => {
+                let _ = self.destroy(&request.id, &request.directory, Some(&placed));
+                return Err(problem);
+            }
+            (Err(problem), Err(_)) => return Err(problem),
+        };
         self.watch.reached(At::BoxMade);
         let back = || {
             let program =
@@ -524,8 +538,14 @@ impl Backend for Jail {
         checkpoint::pack_image(image, target, go_on)
     }
 
-    fn snapshot(&self, directory: &Path, placed: &Placed, store: &Path, memory: bool) -> Result<(), Problem> {
-        if !memory {
+    fn snapshot(
+        &self,
+        directory: &Path,
+        placed: &Placed,
+        store: &Path,
+        memory: Memory,
+    ) -> Result<(), Problem> {
+        if memory == Memory::Nothing {
             return stored::put_files(directory, placed.workspace, store);
         }
         let criu = self.criu()?;
@@ -538,7 +558,7 @@ impl Backend for Jail {
             agent: placed.pid,
             watch: &self.watch,
         };
-        checkpoint::copy(&criu, &living, &memory_of(store), || {
+        checkpoint::copy(&criu, &living, &memory_of(store), memory == Memory::Kept, || {
             stored::put_files(directory, placed.workspace, store)?;
             self.watch.reached(At::FilesCopied);
             stored::put_spool(directory, store)?;

@@ -20,6 +20,7 @@ mod spares;
 mod stages;
 pub mod steps;
 mod stored;
+mod sums;
 mod userns_image;
 pub mod warm;
 
@@ -101,6 +102,16 @@ pub struct Placed {
 /// ends, so that a box whose maker is killed in between is found in one place or the other.
 pub const COMPLETE: &str = "complete";
 
+/// What a copy of a box has of its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    Nothing,
+    /// To be brought back some day.
+    Kept,
+    /// To be brought back at once, by whoever has written it: nobody looks whether it has changed meanwhile.
+    Passed,
+}
+
 /// Makes and removes boxes. Calls may block for milliseconds; run them where that is allowed.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &'static str;
@@ -178,15 +189,15 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(cannot_hibernate())
     }
 
-    /// Copies a box into `store`, an empty directory: its files, and with `memory` everything that lives in it. It goes on
-    /// afterwards, whatever came of it, also when the caller is killed. Without `memory` nothing in the box may be writing; it
+    /// Copies a box into `store`, an empty directory: its files, and with its memory everything that lives in it. It goes on
+    /// afterwards, whatever came of it, also when the caller is killed. Without memory nothing in the box may be writing; it
     /// need not live. `Code::Unsupported` with a reason: memory cannot be had of this box (now).
     fn snapshot(
         &self,
         _directory: &Path,
         _placed: &Placed,
         _store: &Path,
-        _memory: bool,
+        _memory: Memory,
     ) -> Result<(), Problem> {
         Err(no_snapshots())
     }

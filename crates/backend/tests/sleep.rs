@@ -9,8 +9,8 @@
 use std::{os::unix::fs::PermissionsExt, path::Path};
 
 use carrel_backend::{
-    Backend, BoxRequest, IsolationLevel, Placed, environment::Environment, host::Whereabouts, jail::Jail,
-    link::AgentLink,
+    Backend, BoxRequest, IsolationLevel, Memory, Placed, environment::Environment, host::Whereabouts,
+    jail::Jail, link::AgentLink,
 };
 use carrel_proto::{
     guest::Language,
@@ -198,7 +198,7 @@ async fn a_box_is_copied_while_it_lives_and_the_copies_are_others() {
     let store = world.state.path().join("store");
     std::fs::create_dir(&store).unwrap();
     let began = std::time::Instant::now();
-    world.jail.snapshot(&request.directory, &placed, &store, true).unwrap();
+    world.jail.snapshot(&request.directory, &placed, &store, Memory::Kept).unwrap();
     eprintln!("copied in {:?}", began.elapsed());
     // It goes on, and what it does from now on is its own.
     let mut link = world.line(&request).await;

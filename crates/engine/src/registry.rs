@@ -370,15 +370,12 @@ impl Registry {
     }
 
     pub(crate) fn set_placed(&self, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
-        let placed = json(placed)?;
-        self.connection()
-            .prepare_cached(
-                "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3, reason = NULL, image = NULL,
-                 image_made_ms = NULL, image_bytes = NULL, standby_reason = NULL, usage = NULL WHERE id = ?1",
-            )
-            .and_then(|mut statement| statement.execute(params![id.as_str(), placed, boot_id()]))
-            .map_err(failed)?;
-        Ok(())
+        place(&self.connection(), id, placed)
+    }
+
+    /// All of them or none.
+    pub(crate) fn set_all_placed(&self, all: &[(&SandboxId, &Placed)]) -> Result<(), Problem> {
+        self.write(|transaction| all.iter().try_for_each(|(id, placed)| place(transaction, id, placed)))
     }
 
     /// Changes what was asked for. The quota is checked as for a new one.
@@ -487,6 +484,18 @@ fn insert(
                 made.map(|(_, placed)| placed),
             ])
         })
+        .map_err(failed)?;
+    Ok(())
+}
+
+fn place(connection: &Connection, id: &SandboxId, placed: &Placed) -> Result<(), Problem> {
+    let placed = json(placed)?;
+    connection
+        .prepare_cached(
+            "UPDATE sandboxes SET state = 'running', placed = ?2, boot = ?3, reason = NULL, image = NULL,
+             image_made_ms = NULL, image_bytes = NULL, standby_reason = NULL, usage = NULL WHERE id = ?1",
+        )
+        .and_then(|mut statement| statement.execute(params![id.as_str(), placed, boot_id()]))
         .map_err(failed)?;
     Ok(())
 }

@@ -83,14 +83,9 @@ pub(crate) struct Clearing(Mutex<Vec<JoinHandle<()>>>);
 const MOST_CLEARING: usize = 8;
 
 impl Clearing {
-    fn remove(&self, paths: Vec<PathBuf>) {
+    pub(crate) fn run(&self, remove: impl FnOnce() + Send + 'static) {
         let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| !thread.is_finished());
-        let remove = move || {
-            for path in paths {
-                let _ = remove_tree(&path);
-            }
-        };
         if threads.len() < MOST_CLEARING {
             threads.push(std::thread::spawn(remove));
         } else {
@@ -98,13 +93,19 @@ impl Clearing {
             remove();
         }
     }
+
+    /// For those that run now.
+    pub(crate) fn wait(&self) {
+        let threads = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Drop for Clearing {
     fn drop(&mut self) {
-        for thread in std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner)) {
-            let _ = thread.join();
-        }
+        self.wait();
     }
 }
 
@@ -515,7 +516,12 @@ impl Engine {
             let away = directory.join(format!("{AWAY}{stamp:x}-{number}"));
             fs::rename(path, &away).is_ok().then_some(away)
         });
-        self.clearing.remove(away.collect());
+        let away: Vec<PathBuf> = away.collect();
+        self.clearing.run(move || {
+            for path in away {
+                let _ = remove_tree(&path);
+            }
+        });
     }
 
     pub(crate) fn there(&self, id: &SandboxId) -> Result<Record, Problem> {

@@ -35,6 +35,7 @@ use std::{
     time::Instant,
 };
 
+use carrel_backend::Memory;
 use carrel_proto::{
     id::{SandboxId, SnapshotId},
     problem::{Code, Problem},
@@ -192,7 +193,8 @@ impl Engine {
         }
         let began = Instant::now();
         let id = SnapshotId::from_random(random()?);
-        let taken = self.take(&record.id, &id, !wish.files_only).await?;
+        let memory = if wish.files_only { Memory::Nothing } else { Memory::Kept };
+        let taken = self.take(&record.id, &id, memory).await?;
         let wish = wish.clone();
         self.blocking(move |engine| {
             let content = taken.content()?;
@@ -257,7 +259,7 @@ impl Engine {
     }
 
     /// Copies a sandbox into a directory in the making.
-    async fn take(&self, sandbox: &SandboxId, id: &SnapshotId, memory: bool) -> Result<Taken, Problem> {
+    async fn take(&self, sandbox: &SandboxId, id: &SnapshotId, memory: Memory) -> Result<Taken, Problem> {
         let until = Instant::now() + ARRIVING;
         loop {
             let lock = self.lock(sandbox).await?;
@@ -288,9 +290,12 @@ impl Engine {
         record: Record,
         lock: Lock,
         id: &SnapshotId,
-        memory: bool,
+        memory: Memory,
     ) -> Result<Option<Taken>, Problem> {
-        let wanted = if memory { Ok(()) } else { Err("only files were asked for".to_owned()) };
+        let wanted = match memory {
+            Memory::Nothing => Err("only files were asked for".to_owned()),
+            wanted => Ok(wanted),
+        };
         let directory = self.directory(&record.id);
         let (State::Running | State::Standby | State::Hibernated | State::Lost, Some(placed)) =
             (record.state, record.placed.clone())
@@ -302,7 +307,10 @@ impl Engine {
                 drop(self.settle(&record.id, lock)?);
                 return Ok(None);
             }
-            let wanted = wanted.and_then(|()| self.can_hibernate().map_err(|problem| problem.message));
+            let wanted = wanted.and_then(|wanted| match self.can_hibernate() {
+                Ok(()) => Ok(wanted),
+                Err(problem) => Err(problem.message),
+            });
             let frozen = record.state == State::Standby;
             self.registry.set_standby(&record.id, None)?;
             self.watch.reached(Step::StandbyWritten);
@@ -320,12 +328,12 @@ impl Engine {
         let image = record.image().map(|image| directory.join(&image.name)).filter(|image| image.is_dir());
         let store = Store::make(&self.snapshots_place(), id)?;
         let (copied, memory) = match (image, wanted) {
-            (Some(image), Ok(())) => {
+            (Some(image), Ok(_)) => {
                 (self.backend.snapshot_of_image(&directory, &placed, &image, &store.path), Ok(()))
             }
             (_, wanted) => {
                 let lost = Err("the sandbox is lost: its processes were gone already".to_owned());
-                (self.backend.snapshot(&directory, &placed, &store.path, false), wanted.and(lost))
+                (self.backend.snapshot(&directory, &placed, &store.path, Memory::Nothing), wanted.and(lost))
             }
         };
         if let Err(problem) = copied {
@@ -340,32 +348,35 @@ impl Engine {
         record: &Record,
         frozen: bool,
         id: &SnapshotId,
-        wanted: Result<(), String>,
+        wanted: Result<Memory, String>,
     ) -> Result<(Store, Result<(), String>), Problem> {
         let Some(placed) = &record.placed else { return Err(not_running(record)) };
         let directory = self.directory(&record.id);
         let store = Store::make(&self.snapshots_place(), id)?;
         self.watch.reached(Step::StoreMade);
         let copy = || -> Result<Result<(), String>, Problem> {
-            let mut memory = wanted;
-            if memory.is_ok() {
-                if frozen {
-                    self.backend.thaw(&record.id, placed)?;
+            let without = match wanted {
+                Ok(memory) => {
+                    if frozen {
+                        self.backend.thaw(&record.id, placed)?;
+                    }
+                    let why = match self.backend.snapshot(&directory, placed, &store.path, memory) {
+                        Ok(()) => return Ok(Ok(())),
+                        Err(problem) if problem.code == Code::Unsupported => problem.message,
+                        Err(problem) => return Err(problem),
+                    };
+                    store.clear();
+                    why
                 }
-                match self.backend.snapshot(&directory, placed, &store.path, true) {
-                    Ok(()) => return Ok(Ok(())),
-                    Err(problem) if problem.code == Code::Unsupported => memory = Err(problem.message),
-                    Err(problem) => return Err(problem),
-                }
-                store.clear();
-            }
+                Err(why) => why,
+            };
             // Where it cannot be frozen files are copied as they change.
             let stopped = self.backend.freeze(&record.id, placed).is_ok();
-            let copied = self.backend.snapshot(&directory, placed, &store.path, false);
+            let copied = self.backend.snapshot(&directory, placed, &store.path, Memory::Nothing);
             if stopped {
                 self.backend.thaw(&record.id, placed)?;
             }
-            copied.map(|()| memory)
+            copied.map(|()| Err(without))
         };
         match copy() {
             Ok(memory) => Ok((store, memory)),

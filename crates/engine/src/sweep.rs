@@ -53,7 +53,11 @@ impl Engine {
     /// [`Engine::sweep`] for a process that stays: to be called every few seconds, and right after the start. It also looks into
     /// the directories of sandboxes that run, for which a call has no time.
     pub async fn tidy(&self) -> Result<(), Problem> {
-        self.blocking(|engine| engine.sweep().and(engine.sweep_images())).await
+        self.blocking(|engine| {
+            engine.clearing.wait();
+            engine.sweep().and(engine.sweep_images())
+        })
+        .await
     }
 
     /// What whoever woke a sandbox, or gave up putting it to sleep, was killed before removing.

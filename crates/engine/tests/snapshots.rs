@@ -105,6 +105,7 @@ async fn close_all(state: &Path, engine: &Engine) {
     for record in engine.list().unwrap() {
         engine.close(&record, None).await.unwrap();
     }
+    engine.tidy().await.unwrap();
     let left: Vec<_> = ["snapshots", "sandboxes"]
         .iter()
         .flat_map(|place| std::fs::read_dir(state.join(place)).unwrap())
@@ -113,6 +114,26 @@ async fn close_all(state: &Path, engine: &Engine) {
     assert_eq!(left, Vec::<std::path::PathBuf>::new());
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(state.to_str().unwrap()), "{mounts}");
+}
+
+/// Whoever takes a crashed interpreter's place makes a copy of its own, and is not written to disk with one that nobody knows of.
+#[tokio::test]
+async fn a_fork_right_after_a_crash_has_states_of_its_own() {
+    let Some((state, engine)) = with_memory() else { return };
+    let record = engine.sandbox(&key(), &wish()).await.unwrap().record;
+    for round in 0..8 {
+        python(&engine, &record, &format!("n = {round}")).await;
+        let (_, outcome) = end(&engine, &record, Language::Python, "n = -1; import os; os._exit(3)").await;
+        assert_eq!(outcome.session_state, SessionState::RolledBack);
+        let mut forked = in_time("a fork", engine.fork(&record, 1, None, None)).await.unwrap();
+        let fork = forked.forks.remove(0).record;
+        python(&engine, &fork, "n = -2").await;
+        let undone = engine.undo(&fork, &SessionName::main(), Some(Language::Python), 1).await.unwrap();
+        assert_eq!(undone.calls, 1, "round {round}");
+        assert_eq!(python(&engine, &fork, "print(n)").await, format!("{round}\n"));
+        engine.close(&fork, None).await.unwrap();
+    }
+    close_all(state.path(), &engine).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path, sync::Arc, time::Instant};
 
-use carrel_backend::{BoxRequest, Placed, memory_of};
+use carrel_backend::{BoxRequest, Memory, Placed, memory_of};
 use carrel_proto::{
     id::{Key, SandboxId, SessionName, SnapshotId},
     outcome::SessionState,
@@ -10,7 +10,7 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Content, Snapshot, occupied};
+use super::{Content, Snapshot, Taken, occupied};
 use crate::{
     Engine, Found, Note, Quota, Record, State, Step,
     events::{Event, Kind},
@@ -90,6 +90,13 @@ fn failed(error: io::Error) -> Problem {
     Problem::internal(format!("restoring: {error}"))
 }
 
+/// A sandbox that is there, and whose row does not say so yet.
+struct Made {
+    record: Record,
+    placed: Placed,
+    lock: Lock,
+}
+
 /// What every new sandbox of a snapshot or fork has in common.
 struct Heir<'a> {
     store: &'a Path,
@@ -117,22 +124,23 @@ impl Engine {
                 origin: Some(snapshot.id.clone()),
                 forked_from: None,
             };
-            let record = engine.inherit(&heir, &claim)?.ok_or_else(|| taken(wish.key.as_ref()))?;
+            let made = engine.inherit(&heir, &claim)?.ok_or_else(|| taken(wish.key.as_ref()))?;
+            let record = engine.announce(vec![made])?.remove(0);
             engine.note_restored(&record, began, &wish.caller, "new");
             Ok(Found { record, created: true, note: note(memory) })
         })
         .await
     }
 
-    /// `None`: the key is taken.
-    fn inherit(&self, heir: &Heir<'_>, claim: &Claim) -> Result<Option<Record>, Problem> {
+    /// Makes one. `None`: the key is taken.
+    fn inherit(&self, heir: &Heir<'_>, claim: &Claim) -> Result<Option<Made>, Problem> {
         self.backend.expect();
         let lock = Lock::take_new(&self.settings.state, &claim.id)?;
         let record = match self.registry.claim(claim) {
             Ok(Some(record)) => record,
             refused => {
                 lock.discard();
-                return refused;
+                return refused.map(|_| None);
             }
         };
         self.watch.reached(Step::RowClaimed);
@@ -141,12 +149,28 @@ impl Engine {
             self.fill(heir, &record)
         });
         match placed {
-            Ok(placed) => Ok(Some(Record { state: State::Running, placed: Some(placed), ..record })),
+            Ok(placed) => Ok(Some(Made { record, placed, lock })),
             Err(problem) => {
                 self.erase(&record.id, None, lock)?;
                 Err(problem)
             }
         }
+    }
+
+    /// Their rows say that they run, of all of them or of none.
+    fn announce(&self, all: Vec<Made>) -> Result<Vec<Record>, Problem> {
+        let rows: Vec<_> = all.iter().map(|made| (&made.record.id, &made.placed)).collect();
+        if let Err(problem) = self.registry.set_all_placed(&rows) {
+            self.unmake(all)?;
+            return Err(problem);
+        }
+        self.watch.reached(Step::RunningWritten);
+        let record = |made: Made| Record { state: State::Running, placed: Some(made.placed), ..made.record };
+        Ok(all.into_iter().map(record).collect())
+    }
+
+    fn unmake(&self, all: Vec<Made>) -> Result<(), Problem> {
+        all.into_iter().try_for_each(|made| self.erase(&made.record.id, Some(&made.placed), made.lock))
     }
 
     /// Makes the box of a row, whose lock is held and whose directory is empty.
@@ -160,8 +184,6 @@ impl Engine {
         } else {
             self.backend.create(&request)?
         };
-        self.registry.set_placed(&record.id, &placed)?;
-        self.watch.reached(Step::RunningWritten);
         Ok(placed)
     }
 
@@ -264,7 +286,10 @@ impl Engine {
         let spec = &heir.content.spec;
         self.registry.set_spec(&record.tenant, &record.id, spec, &record.labels, quota)?;
         self.watch.reached(Step::SpecWritten);
-        self.fill(heir, &Record { spec: spec.clone(), ..record.clone() })
+        let placed = self.fill(heir, &Record { spec: spec.clone(), ..record.clone() })?;
+        self.registry.set_placed(&record.id, &placed)?;
+        self.watch.reached(Step::RunningWritten);
+        Ok(placed)
     }
 
     fn move_away(&self, record: &Record) -> io::Result<()> {
@@ -308,7 +333,8 @@ impl Engine {
         remove_tree(&before)
     }
 
-    /// Copies a living sandbox `count` times: files, interpreters, variables, everything that runs. All of them or none.
+    /// Copies a living sandbox `count` times: files, interpreters, variables, everything that runs. All of them or none, also
+    /// when this process is killed: until all of them are there, each is in the making.
     pub async fn fork(
         &self,
         record: &Record,
@@ -321,34 +347,19 @@ impl Engine {
                 .hint(format!("1 to {MAX_FORKS} at once")));
         }
         let began = Instant::now();
-        let taken = self.take(&record.id, &SnapshotId::from_random(random()?), true).await?;
+        let taken = self.take(&record.id, &SnapshotId::from_random(random()?), Memory::Passed).await?;
         let copy_ms = millis(began);
-        let engine = self.clone();
-        let mut forks = Vec::new();
-        let made = self.blocking(move |engine| {
+        let forked = self.blocking(move |engine| {
             let content = taken.content()?;
-            let mut made = Ok(());
-            for number in 1..=count {
-                match engine.fork_one(&taken.record, &taken.store.path, &content, number, quota) {
-                    Ok(fork) => forks.push(fork),
-                    Err(problem) => {
-                        made = Err(problem);
-                        break;
-                    }
-                }
-            }
-            let record = taken.record.clone();
-            taken.store.discard();
-            engine.watch.reached(Step::StoreRemoved);
-            Ok((record, content, forks, made))
+            let forks = engine.fork_all(&taken, &content, count, quota);
+            let (record, store, watch) = (taken.record, taken.store, engine.watch.clone());
+            engine.clearing.run(move || {
+                store.discard();
+                watch.reached(Step::StoreRemoved);
+            });
+            Ok((record, content, forks?))
         });
-        let (record, content, mut forks, made) = made.await?;
-        if let Err(problem) = made {
-            for fork in forks {
-                engine.close(&fork.record, None).await?;
-            }
-            return Err(problem);
-        }
+        let (record, content, mut forks) = forked.await?;
         for fork in &mut forks {
             fork.memory_bytes = self.usage(&fork.record).await.map_or(0, |usage| usage.memory);
             self.note(Event::of(Kind::SessionCreated, &fork.record).caller(caller.clone()).detail("fork"));
@@ -359,16 +370,40 @@ impl Engine {
         Ok(Forked { forks, copy_ms, memory: content.memory, reason: content.reason })
     }
 
+    fn fork_all(
+        &self,
+        taken: &Taken,
+        content: &Content,
+        count: u32,
+        quota: Option<Quota>,
+    ) -> Result<Vec<Fork>, Problem> {
+        let heir = Heir { store: &taken.store.path, content, memory: content.memory };
+        let (mut all, mut costs) = (Vec::new(), Vec::new());
+        for number in 1..=count {
+            let began = Instant::now();
+            match self.fork_one(&taken.record, &heir, number, quota) {
+                Ok(made) => {
+                    costs.push((millis(began), occupied(&self.directory(&made.record.id))));
+                    all.push(made);
+                }
+                Err(problem) => {
+                    self.unmake(all)?;
+                    return Err(problem);
+                }
+            }
+        }
+        let fork =
+            |(record, (duration_ms, disk_bytes))| Fork { record, duration_ms, disk_bytes, memory_bytes: 0 };
+        Ok(self.announce(all)?.into_iter().zip(costs).map(fork).collect())
+    }
+
     fn fork_one(
         &self,
         parent: &Record,
-        store: &Path,
-        content: &Content,
+        heir: &Heir<'_>,
         number: u32,
         quota: Option<Quota>,
-    ) -> Result<Fork, Problem> {
-        let began = Instant::now();
-        let heir = Heir { store, content, memory: content.memory };
+    ) -> Result<Made, Problem> {
         for number in number..NAMES {
             let key = match &parent.key {
                 Some(key) => Some(fork_key(key, number)?),
@@ -389,9 +424,8 @@ impl Engine {
                 origin: parent.origin.clone(),
                 forked_from: Some(parent.id.clone()),
             };
-            if let Some(record) = self.inherit(&heir, &claim)? {
-                let disk_bytes = occupied(&self.directory(&record.id));
-                return Ok(Fork { record, duration_ms: millis(began), disk_bytes, memory_bytes: 0 });
+            if let Some(made) = self.inherit(heir, &claim)? {
+                return Ok(made);
             }
         }
         Err(taken(parent.key.as_ref()))

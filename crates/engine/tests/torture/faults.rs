@@ -82,7 +82,8 @@ impl Deed {
             &[Step::FilesCopied, Step::SpoolCopied, Step::AwakeWritten],
         ]
         .concat();
-        let heir = [&[Step::RowClaimed, Step::DirectoryMade, Step::FilesLaid], &BRING_BACK[..]].concat();
+        let making = &BRING_BACK[..BRING_BACK.len() - 1];
+        let heir = [&[Step::RowClaimed, Step::DirectoryMade, Step::FilesLaid], making].concat();
         match self {
             Deed::Standby => vec![Step::StandbyWritten, Step::BoxFrozen],
             Deed::Thaw => vec![Step::BoxThawed, Step::AwakeWritten],
@@ -97,14 +98,14 @@ impl Deed {
             Deed::Snapshot => {
                 [&copy[..], &[Step::StoreSealed, Step::StorePlaced, Step::SnapshotWritten]].concat()
             }
-            Deed::RestoreAsNew => heir,
+            Deed::RestoreAsNew => [&heir[..], &[Step::RunningWritten]].concat(),
             Deed::RestoreInPlace => [
                 &[Step::LaidAside, Step::MovedAway, Step::SpecWritten, Step::FilesLaid],
                 &BRING_BACK[..],
                 &[Step::BeforeRemoved, Step::ImagesRemoved, Step::OriginWritten],
             ]
             .concat(),
-            Deed::Fork => [&copy[..], &heir, &heir, &[Step::StoreRemoved]].concat(),
+            Deed::Fork => [&copy[..], &heir, &heir, &[Step::RunningWritten, Step::StoreRemoved]].concat(),
             Deed::Adopt => vec![Step::KeysSwapped],
         }
     }
@@ -251,6 +252,10 @@ impl Scene {
             assert_eq!(value, NOW, "{what}");
         }
         self.engine.tidy().await.unwrap();
+        if deed == Deed::Fork {
+            let forks = self.engine.list().unwrap().len() - 1;
+            assert!(forks == 0 || forks == 2, "{what}: {forks} forks");
+        }
         for other in self.engine.list().unwrap() {
             if other.id == self.record.id {
                 continue;
