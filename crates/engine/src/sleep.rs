@@ -87,7 +87,11 @@ impl Clearing {
         let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| !thread.is_finished());
         if threads.len() < MOST_CLEARING {
-            threads.push(std::thread::spawn(remove));
+            threads.push(std::thread::spawn(|| {
+                // Whoever waits for an answer comes first. Of this thread alone: it has a priority of its own.
+                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+                remove();
+            }));
         } else {
             drop(threads);
             remove();
@@ -410,6 +414,7 @@ impl Engine {
         let (Some(image), Some(before)) = (&record.sleep.image, &record.placed) else { return Ok(None) };
         let directory = self.directory(&record.id);
         let path = directory.join(&image.name);
+        self.backend.expect();
         self.put_back(record)?;
         // Of somebody who was killed between restoring it and writing that down.
         self.backend.clear_way(&record.id, &directory)?;

@@ -281,6 +281,7 @@ impl Engine {
 
     /// Puts a snapshot in the place of what the sandbox is. On error, [`Engine::put_back`] has to be called.
     fn replace(&self, heir: &Heir<'_>, record: &Record, quota: Option<&Quota>) -> Result<Placed, Problem> {
+        self.backend.expect();
         self.move_away(record).map_err(failed)?;
         self.watch.reached(Step::MovedAway);
         let spec = &heir.content.spec;
