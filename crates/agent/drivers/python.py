@@ -538,8 +538,10 @@ def reseed():
             sys.modules[name].seed()
         except BaseException:
             pass  # not loaded, or user code has put something of its own there
-    for name in ("stir_openssl", "stir_generators"):
-        attempt(rare(name))
+    # Compiling the text takes longer than all else on the way of a first call.
+    for module, name in (("_ssl", "stir_openssl"), ("numpy.random", "stir_generators")):
+        if module in sys.modules:
+            attempt(rare(name))
 
 
 def forget():
@@ -602,6 +604,7 @@ def await_life():
         attempt(__import__, name)  # one that is not there is not there for the copies either
     if posix.stat("/proc/self/task").st_nlink > 3:
         leave_threads()
+    rare("report"), rare("keep", "UNDO")  # for all copies, once
     collect()
     freeze()  # or a copy's first collection would write to all that they share
     sleep(PATIENCE)
@@ -657,11 +660,7 @@ OWN = set()  # spares that are this process's children, also those that were kil
 BORN = {}  # pid of a spare of the process whose place this one has taken -> when it began
 FAULTS = {}  # pid of a spare -> faults() when it was made
 SLOTS = range(HIGH + 5, HIGH + 40)
-try:
-    with open(SCORE) as score:
-        PLAIN_SCORE = int(score.read())
-except (OSError, ValueError):
-    PLAIN_SCORE = 0
+PLAIN_SCORE = None  # of this process, before the first spare
 
 
 def keep():
@@ -871,7 +870,11 @@ def timers_now():
 
 def be_killed_first(more):
     """If memory runs out it is the interpreter that has to go, and not the state of before."""
+    global PLAIN_SCORE
     try:
+        if PLAIN_SCORE is None:
+            with open(SCORE) as score:
+                PLAIN_SCORE = int(score.read())
         with open(SCORE, "w") as score:
             score.write(str(min(PLAIN_SCORE + more, 1000)))
     except OSError:
@@ -1045,14 +1048,11 @@ MESSAGE_LIMIT = 64 << 10  # an error's message, which the traceback on stderr sh
 
 def stir_openssl():
     """OpenSSL's generator starts anew by itself in a process with another pid, and a process that comes back has its old one."""
-    if "_ssl" in sys.modules:
-        sys.modules["_ssl"].RAND_add(posix.urandom(64), 64.0)
+    sys.modules["_ssl"].RAND_add(posix.urandom(64), 64.0)
 
 
 def stir_generators():
     """Those that `numpy.random.default_rng()` has made. One that was given a seed is meant to go on as it would have."""
-    if "numpy.random" not in sys.modules:
-        return
     from gc import get_objects
 
     numpy = sys.modules["numpy.random"]
