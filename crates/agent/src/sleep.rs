@@ -240,7 +240,10 @@ impl Agent {
         }
         self.unspooled.clear();
         let written = self.saved().and_then(|saved| {
-            let mut file = fs::File::create(self.saved_file())?;
+            let path = self.saved_file();
+            // One that was meant for an agent which did not come to reading it is not ours to write to.
+            let _ = fs::remove_file(&path);
+            let mut file = fs::File::create_new(path)?;
             file.write_all(&serde_json::to_vec(&saved)?)?;
             file.sync_all()
         });

@@ -493,14 +493,13 @@ impl Backend for Jail {
             let whole = reader.join().unwrap_or_else(|_| Err(Problem::internal("reading the image")));
             (whole, placed)
         });
-        let placed = match (whole, placed) {
-            (Ok(()), placed) => placed?,
-            (Err(problem), Ok(placed)) => {
+        if let Err(problem) = whole {
+            if let Ok(placed) = placed {
                 let _ = self.destroy(&request.id, &request.directory, Some(&placed));
-                return Err(problem);
             }
-            (Err(problem), Err(_)) => return Err(problem),
-        };
+            return Err(problem);
+        }
+        let placed = placed?;
         self.watch.reached(At::BoxMade);
         let back = || {
             let program =

@@ -128,7 +128,7 @@ impl Lifeline {
     }
 
     pub(crate) async fn wake(&self) -> Result<(), Problem> {
-        let found = self.engine.bring_back(&self.id, None, None).await?;
+        let found = self.engine.bring_back(&self.id, None, None, None).await?;
         match found.and_then(|found| found.note) {
             // What the caller knew of it is not true any more.
             Some(note) => Err(Problem::new(Code::AgentLost, note.text(self.id.as_str()))

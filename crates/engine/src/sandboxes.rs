@@ -167,7 +167,9 @@ impl Engine {
                 return self.retrieved(record, wish.caller.clone()).await;
             }
             let environment = wish.environment.clone();
-            if let Some(found) = self.bring_back(&record.id, environment, wish.caller.clone()).await? {
+            if let Some(found) =
+                self.bring_back(&record.id, Some(record.state), environment, wish.caller.clone()).await?
+            {
                 return Ok(found);
             }
         }
@@ -205,7 +207,7 @@ impl Engine {
         if record.state == State::Running && self.is_alive(&record) {
             return self.retrieved(record, None).await;
         }
-        if let Some(found) = self.bring_back(&record.id, None, None).await? {
+        if let Some(found) = self.bring_back(&record.id, Some(record.state), None, None).await? {
             return Ok(found);
         }
         self.registry
@@ -243,12 +245,13 @@ impl Engine {
     pub(crate) async fn bring_back(
         &self,
         id: &SandboxId,
+        seen: Option<State>,
         environment: Option<String>,
         caller: Option<Arc<str>>,
     ) -> Result<Option<Found>, Problem> {
         let lock = self.lock(id).await?;
         let id = id.clone();
-        self.blocking(move |engine| {
+        let work = move |engine: &Engine| {
             let lock = match engine.wake(&id, lock, environment.as_deref(), &caller)? {
                 Woken::Here(found) => return Ok(Some(*found)),
                 Woken::Gone => return Ok(None),
@@ -261,8 +264,11 @@ impl Engine {
                 engine.note(Event::of(Kind::SessionRevived, &found.record).caller(caller));
             }
             Ok(found)
-        })
-        .await
+        };
+        match seen {
+            Some(State::Standby) => self.at_once(work),
+            _ => self.blocking(work).await,
+        }
     }
 
     pub(crate) async fn lock(&self, id: &SandboxId) -> Result<Lock, Problem> {
