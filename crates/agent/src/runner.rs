@@ -93,8 +93,11 @@ impl Word {
     /// `None`: the runner is gone. User code may kill it, never speak for it.
     pub(crate) fn receive(from: &OwnedFd) -> Result<Option<Self>, Errno> {
         let mut bytes = [0; WORD];
-        if read(from, &mut bytes)? != WORD {
-            return Ok(None);
+        match read(from, &mut bytes) {
+            Ok(WORD) => {}
+            // Reset: it has ended with an order unread.
+            Ok(_) | Err(Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error),
         }
         let (kind, rest) = (bytes[0], &bytes[1..]);
         let int = |at: usize| {

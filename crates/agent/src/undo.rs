@@ -650,7 +650,7 @@ impl Agent {
                 language.as_str()
             )));
         };
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Ok(()) };
+        let Some(interpreter) = self.interpreters.get(&id) else { return Ok(()) };
         if interpreter.current.is_some()
             || !interpreter.queue.is_empty()
             || interpreter.history.is_returning()
@@ -662,6 +662,9 @@ impl Agent {
             .hint("wait for it, or cancel it")
             .state(SessionState::Preserved));
         }
+        // One that is not known would be taken for somebody in the background while it ends.
+        self.await_spares();
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Ok(()) };
         let history = &interpreter.history;
         let kept = kept(history);
         let at = history.before.len().checked_sub(calls as usize);

@@ -484,7 +484,10 @@ impl Backend for Jail {
         let spool = request.directory.join("spool");
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
-        image.give_state(&spool)?;
+        if let Err(problem) = image.give_state(&spool) {
+            // Perhaps because it is not there.
+            return Err(image.check().err().unwrap_or(problem));
+        }
         self.watch.reached(At::StateGiven);
         // At once: reading a big image takes longer than making the box.
         let (whole, placed) = std::thread::scope(|scope| {

@@ -165,6 +165,15 @@ pub(crate) enum Life {
 
 pub(crate) type Files = BTreeMap<&'static str, String>;
 
+/// Files before a call that can be taken back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Before {
+    Sure(Files),
+    /// It is not known here whether the sandbox still has them; if it says so it must be true.
+    Unsure(Files),
+    Gone,
+}
+
 /// What a crash writes before it.
 pub(crate) const CRASHED: &str = "crashed";
 
@@ -172,7 +181,7 @@ pub(crate) const CRASHED: &str = "crashed";
 pub(crate) struct Model {
     pub(crate) python: Python,
     /// States that calls can be taken back to, oldest first; with their files, unless somebody else has changed some since.
-    pub(crate) past: Vec<(Python, Option<Files>)>,
+    pub(crate) past: Vec<(Python, Before)>,
     pub(crate) bash: Option<i64>,
     pub(crate) files: Files,
     pub(crate) life: Life,
@@ -204,7 +213,7 @@ impl Model {
 
     /// A python call that ended well and left this.
     pub(crate) fn call(&mut self, change: impl FnOnce(&mut Python)) {
-        self.past.push((self.python.clone(), Some(self.files.clone())));
+        self.past.push((self.python.clone(), Before::Sure(self.files.clone())));
         if self.past.len() > KEPT {
             self.past.remove(0);
         }
@@ -222,11 +231,11 @@ impl Model {
     /// Files were changed by somebody whose calls are not taken back with python's.
     pub(crate) fn change(&mut self, name: &'static str, text: String) {
         self.files.insert(name, text);
-        self.past.iter_mut().for_each(|(_, files)| *files = None);
+        self.past.iter_mut().for_each(|(_, files)| *files = Before::Gone);
     }
 
     /// Whether that many calls could be taken back; and the files that they would take back with them.
-    pub(crate) fn undo(&mut self, calls: usize) -> Option<Option<Files>> {
+    pub(crate) fn undo(&mut self, calls: usize) -> Option<Before> {
         let at = self.past.len().checked_sub(calls)?;
         let (python, files) = self.past.drain(at..).next()?;
         self.python = python;
@@ -236,21 +245,27 @@ impl Model {
     /// What became of files is what had to.
     pub(crate) fn files_went(
         &mut self,
-        before: Option<Files>,
+        before: Before,
         state: Option<FilesState>,
         reason: Option<&str>,
     ) -> Result<(), String> {
         match (state, before, reason) {
-            (Some(FilesState::Restored), Some(before), None) => {
+            (Some(FilesState::Restored), Before::Sure(before) | Before::Unsure(before), None) => {
                 self.files = before;
                 Ok(())
             }
             // A copy may take too long on a machine that has much else to do, and a process that is on its way out may still be
             // there when it is looked for: both are told. What must go back in quiet is in `sessions/files_back.rs`.
             (Some(FilesState::Kept), before, Some(reason))
-                if before.is_none() || reason.contains("too long") || reason.contains("background") =>
+                if !matches!(before, Before::Sure(_))
+                    || reason.contains("too long")
+                    || reason.contains("background") =>
             {
-                self.past.iter_mut().for_each(|(_, files)| *files = None);
+                for (_, files) in &mut self.past {
+                    if let Before::Sure(known) = files {
+                        *files = Before::Unsure(std::mem::take(known));
+                    }
+                }
                 Ok(())
             }
             (state, before, reason) => {
@@ -267,7 +282,7 @@ impl Model {
                 let more = outcome.taken_back.unwrap_or(1) as usize - 1;
                 // Further than before the call only if that was not promised.
                 let promised = outcome.transactional == Some(true) && outcome.taken_back == Some(1);
-                let mut before = Some(self.files.clone());
+                let mut before = Before::Sure(self.files.clone());
                 if !promised {
                     before = match self.undo(more).filter(|_| more > 0) {
                         Some(files) => files,

@@ -226,9 +226,13 @@ impl Trial {
 
     /// Files of one that was found to be dead come back with it.
     fn is_put_away(&self, problem: &Problem) -> bool {
-        self.model.doomed.is_some()
-            && problem.code == Code::Unavailable
-            && self.engine.record(&self.record.id).unwrap().is_some_and(|record| record.state == State::Lost)
+        if self.model.doomed.is_none() || problem.code != Code::Unavailable {
+            return false;
+        }
+        // Whoever has found it, a sweep of another's perhaps, may be about to say so.
+        let lock = std::fs::File::open(self.state.join("locks").join(self.record.id.as_str())).unwrap();
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockShared).unwrap();
+        self.engine.record(&self.record.id).unwrap().is_some_and(|record| record.state == State::Lost)
     }
 
     pub(crate) async fn look_for(&mut self) -> Result<Found, Problem> {
@@ -370,9 +374,9 @@ impl Trial {
                     Damage::Truncated => bytes.truncate(bytes.len() / 2),
                     _ => return self.gone(std::fs::remove_file(path)),
                 }
-                self.gone(std::fs::write(path, bytes))
+                self.gone(replace(&path, &bytes))
             }
-            Damage::Manifest => self.gone(std::fs::write(manifest, b"{\"version\":1,")),
+            Damage::Manifest => self.gone(replace(&manifest, b"{\"version\":1,")),
             Damage::Gone => {
                 self.gone(std::fs::remove_dir_all(image))?;
                 Ok(())
@@ -381,7 +385,7 @@ impl Trial {
                 let before = std::fs::read_to_string(&manifest).unwrap();
                 let mut told: serde_json::Value = serde_json::from_str(&before).unwrap();
                 told["criu"] = "99.1".into();
-                std::fs::write(&manifest, told.to_string()).unwrap();
+                replace(&manifest, told.to_string().as_bytes()).unwrap();
                 match self.look_for().await {
                     Err(problem) if problem.code == Code::Unsupported && !problem.hint.is_empty() => {}
                     other => return Err(format!("with a newer image: {other:?}")),
@@ -416,6 +420,12 @@ impl Trial {
         files.sort();
         self.lot.one(&files).clone()
     }
+}
+
+/// With another file of that name: a snapshot may share the first.
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    std::fs::remove_file(path)?;
+    std::fs::write(path, bytes)
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(
