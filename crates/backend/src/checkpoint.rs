@@ -475,9 +475,9 @@ fn show(session: &Path, view: &Path, ids: &Ids) -> Result<PathBuf, Problem> {
     Ok(place)
 }
 
-/// The manifest is what has the sums.
+/// The manifest is what has the sums, and the mark comes after it.
 fn is_summed(name: &str) -> bool {
-    name != MANIFEST && !is_remark(name)
+    name != MANIFEST && name != COMPLETE && !is_remark(name)
 }
 
 /// What CRIU says of its own work.
@@ -514,9 +514,18 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Opens an image, unless it was made by another kind of host. One that is packed is unpacked to `scratch`.
-    pub(crate) fn open(directory: &Path, criu: &Criu, scratch: &Path) -> Result<Self, Problem> {
+    /// Opens an image, unless it was made by another kind of host. One that is packed is unpacked to `scratch`. `at_once`: whoever
+    /// opens it has written it, or copied what was kept, a moment ago.
+    pub(crate) fn open(
+        directory: &Path,
+        criu: &Criu,
+        scratch: &Path,
+        at_once: bool,
+    ) -> Result<Self, Problem> {
         let manifest = Manifest::read(directory)?;
+        if manifest.passed && !at_once {
+            return Err(damaged("it was not written to be kept".into()));
+        }
         let known = [VERSION, VERSION_PACKED].contains(&manifest.version);
         if !known || manifest.protocol != PROTOCOL {
             return Err(damaged("it was made by another version of carrel".into()));
@@ -544,6 +553,9 @@ impl Image {
             return Ok(());
         }
         let found = sums::of_tree(&self.directory, is_summed).map_err(|error| damaged(error.to_string()))?;
+        if let Some(name) = found.keys().find(|name| !self.manifest.files.contains_key(*name)) {
+            return Err(damaged(format!("{name} was not written with it")));
+        }
         for (name, sum) in &self.manifest.files {
             match found.get(name) {
                 None => return Err(damaged(format!("{name} is missing"))),

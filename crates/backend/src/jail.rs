@@ -476,11 +476,11 @@ impl Backend for Jail {
         Ok(())
     }
 
-    fn restore(&self, request: &BoxRequest, image: &Path) -> Result<Placed, Problem> {
+    fn restore(&self, request: &BoxRequest, image: &Path, memory: Memory) -> Result<Placed, Problem> {
         let files = WithinReach(request);
         let criu = self.criu()?;
         let view = View::at(request.directory.join("image.view"));
-        let image = Image::open(image, &criu, &view.0.join("whole"))?;
+        let image = Image::open(image, &criu, &view.0.join("whole"), memory == Memory::Passed)?;
         let spool = request.directory.join("spool");
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;

@@ -173,7 +173,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Makes the box anew from `image`, over the workspace that is there. On error nothing is left but the image and the
     /// files. `Code::StateLost`: the image is no good and never will be.
-    fn restore(&self, _request: &BoxRequest, _image: &Path) -> Result<Placed, Problem> {
+    fn restore(&self, _request: &BoxRequest, _image: &Path, _memory: Memory) -> Result<Placed, Problem> {
         Err(cannot_hibernate())
     }
 

@@ -18,6 +18,7 @@ use carrel_proto::{
     limits::Limits,
     message::{Event, Exec, OpenSession, Request, Run},
     outcome::Outcome,
+    problem::Code,
 };
 
 struct World {
@@ -70,7 +71,7 @@ impl World {
 
     fn again(&self, request: &BoxRequest, before: &Placed, image: &Path) -> Placed {
         let request = BoxRequest { workspace: Some(before.workspace), ..request.clone() };
-        self.jail.restore(&request, image).unwrap()
+        self.jail.restore(&request, image, Memory::Kept).unwrap()
     }
 }
 
@@ -216,7 +217,7 @@ async fn a_box_is_copied_while_it_lives_and_the_copies_are_others() {
         let began = std::time::Instant::now();
         world.jail.unpack(&store, request.number, &other, true).unwrap();
         let unpacked = began.elapsed();
-        let copy = world.jail.restore(&other, &carrel_backend::memory_of(&store)).unwrap();
+        let copy = world.jail.restore(&other, &carrel_backend::memory_of(&store), Memory::Kept).unwrap();
         eprintln!("brought back in {unpacked:?}, {:?}", began.elapsed());
         assert_ne!(copy.owner, placed.owner);
         let mut link = world.line(&other).await;
@@ -239,5 +240,18 @@ async fn a_box_is_copied_while_it_lives_and_the_copies_are_others() {
         "new\n"
     );
     drop(link);
+    // What was written to be passed on at once is not there to be kept, and what was not written is not part of an image.
+    let passed = world.state.path().join("passed");
+    std::fs::create_dir(&passed).unwrap();
+    world.jail.snapshot(&request.directory, &placed, &passed, Memory::Passed).unwrap();
+    std::fs::write(carrel_backend::memory_of(&store).join("0/stray.img"), "stray").unwrap();
+    for (store, name) in [(&passed, "sbx_passed"), (&store, "sbx_stray")] {
+        let other = BoxRequest { workspace: Some(placed.workspace), ..world.request(name) };
+        world.jail.unpack(store, request.number, &other, true).unwrap();
+        let problem =
+            world.jail.restore(&other, &carrel_backend::memory_of(store), Memory::Kept).unwrap_err();
+        assert_eq!(problem.code, Code::StateLost, "{problem}");
+        world.jail.destroy(&other.id, &other.directory, None).unwrap();
+    }
     world.jail.destroy(&request.id, &request.directory, Some(&placed)).unwrap();
 }

@@ -46,7 +46,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use carrel_backend::{COMPLETE, link::AgentLink};
+use carrel_backend::{COMPLETE, Memory, link::AgentLink};
 use carrel_proto::{
     guest::EndReason,
     id::SandboxId,
@@ -420,7 +420,7 @@ impl Engine {
         self.backend.clear_way(&record.id, &directory)?;
         self.watch.reached(Step::WayCleared);
         let restored = match path.is_dir() {
-            true => self.backend.restore(&self.request(record, Some(before), None)?, &path),
+            true => self.backend.restore(&self.request(record, Some(before), None)?, &path, Memory::Kept),
             false => Err(Problem::new(Code::StateLost, "the image of the hibernated sandbox is gone")),
         };
         match restored {

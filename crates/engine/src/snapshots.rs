@@ -193,8 +193,7 @@ impl Engine {
         }
         let began = Instant::now();
         let id = SnapshotId::from_random(random()?);
-        let memory = if wish.files_only { Memory::Nothing } else { Memory::Kept };
-        let taken = self.take(&record.id, &id, memory).await?;
+        let taken = self.take(&record.id, &id, restore::kept(!wish.files_only)).await?;
         let wish = wish.clone();
         self.blocking(move |engine| {
             let content = taken.content()?;

@@ -221,6 +221,7 @@ async fn forks_are_independent_and_one_is_adopted() {
     let parent = engine.record(&record.id).unwrap().unwrap();
     assert_eq!(parent.key.unwrap().as_str(), "user:local:work-2");
     assert_eq!(engine.adopt(&record, None).await.unwrap_err().code, Code::Conflict);
+    engine.tidy().await.unwrap();
     assert!(std::fs::read_dir(state.path().join("snapshots")).unwrap().next().is_none());
     close_all(state.path(), &engine).await;
 }

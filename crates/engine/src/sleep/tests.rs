@@ -101,7 +101,7 @@ impl Backend for Double {
         }
         Ok(())
     }
-    fn restore(&self, request: &BoxRequest, image: &Path) -> Result<Placed, Problem> {
+    fn restore(&self, request: &BoxRequest, image: &Path, _memory: Memory) -> Result<Placed, Problem> {
         self.refused()?;
         assert!(image.join(COMPLETE).exists() && image.join("pages").exists());
         let placed = self.jail.create(request)?;

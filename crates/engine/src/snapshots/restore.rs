@@ -101,7 +101,7 @@ struct Made {
 struct Heir<'a> {
     store: &'a Path,
     content: &'a Content,
-    memory: bool,
+    memory: Memory,
 }
 
 impl Engine {
@@ -113,7 +113,7 @@ impl Engine {
             let began = Instant::now();
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
-            let heir = Heir { store: &store, content: &snapshot.content, memory };
+            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory) };
             let claim = Claim {
                 id: SandboxId::from_random(random()?),
                 tenant: wish.tenant.clone(),
@@ -177,12 +177,12 @@ impl Engine {
     fn fill(&self, heir: &Heir<'_>, record: &Record) -> Result<Placed, Problem> {
         let request = self.request(record, None, None)?;
         let request = BoxRequest { workspace: Some(heir.content.workspace), ..request };
-        self.backend.unpack(heir.store, heir.content.number, &request, heir.memory)?;
+        let with_memory = heir.memory != Memory::Nothing;
+        self.backend.unpack(heir.store, heir.content.number, &request, with_memory)?;
         self.watch.reached(Step::FilesLaid);
-        let placed = if heir.memory {
-            self.backend.restore(&request, &memory_of(heir.store)).map_err(of_snapshot)?
-        } else {
-            self.backend.create(&request)?
+        let placed = match heir.memory {
+            Memory::Nothing => self.backend.create(&request)?,
+            memory => self.backend.restore(&request, &memory_of(heir.store), memory).map_err(of_snapshot)?,
         };
         Ok(placed)
     }
@@ -203,7 +203,7 @@ impl Engine {
             let _lock = lock;
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
-            let heir = Heir { store: &store, content: &snapshot.content, memory };
+            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory) };
             let placed = match engine.replace(&heir, &record, wish.quota.as_ref()) {
                 Ok(placed) => placed,
                 Err(problem) => {
@@ -378,7 +378,8 @@ impl Engine {
         count: u32,
         quota: Option<Quota>,
     ) -> Result<Vec<Fork>, Problem> {
-        let heir = Heir { store: &taken.store.path, content, memory: content.memory };
+        let memory = if content.memory { Memory::Passed } else { Memory::Nothing };
+        let heir = Heir { store: &taken.store.path, content, memory };
         let (mut all, mut costs) = (Vec::new(), Vec::new());
         for number in 1..=count {
             let began = Instant::now();
@@ -459,6 +460,10 @@ fn fork_key(key: &Key, number: u32) -> Result<Key, Problem> {
     let name: SessionName = format!("{name}{end}").parse().map_err(Problem::internal)?;
     let text = if place.is_empty() { name.to_string() } else { format!("{place}:{name}") };
     text.parse().map_err(Problem::internal)
+}
+
+pub(super) fn kept(memory: bool) -> Memory {
+    if memory { Memory::Kept } else { Memory::Nothing }
 }
 
 /// The caller is told if there were memory to have and it is not there.
