@@ -4,8 +4,9 @@
 //! machine has fallen asleep, which any call pays for. So the cost is the distance to a session that keeps nothing and is
 //! called after the same thought.
 
-use carrel_proto::{guest::Language, message::DEFAULT_UNDO, problem::Problem};
 use std::time::Duration;
+
+use carrel_proto::{guest::Language, message::DEFAULT_UNDO, problem::Problem};
 
 use crate::{
     HEAP,

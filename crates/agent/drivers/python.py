@@ -640,10 +640,10 @@ def leave_threads():
 # Spares: states of before, each kept by a forked child that does nothing but wait.
 #
 #     this process ── forks ──> spare of call 9      each spare reads from a pipe whose other end is held by this process
-#                  ── forks ──> spare of call 8      and by all newer spares, and never written to
+#                  ── forks ──> spare of call 8      and by all newer spares, and written to only by `obey`
 #
 # When this process dies, the newest spare reads the end of its pipe and takes its place; when that one is gone too, the
-# next. Nothing has to be told, so nothing that user code does to this process can keep a spare from noticing.
+# next. Of a crash nothing has to be told, so nothing that user code does to this process can keep a spare from noticing.
 UNDO = r'''
 from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIGKILL, getitimer, setitimer
 from posix import getppid, kill
@@ -938,8 +938,8 @@ def drop(spares, alive=True):
 
 
 def make_way(pid):
-    """A process that is about to end gives back its memory when nobody else has work to do."""
-    posix.sched_setscheduler(pid, posix.SCHED_IDLE, posix.sched_param(0))
+    """A process that is about to end gives back its memory, which takes a while: those who work come first."""
+    posix.setpriority(posix.PRIO_PROCESS, pid, 10)
 
 
 def ended(pid, how=posix.WNOHANG):
@@ -971,13 +971,13 @@ def obey(request):
         return keep()
     drop([spare for spare in SPARES if spare[2] > request["undo"]])
     settle()
-    attempt(make_way, 0)
     try:
         slot = SPARES[-1][1]
         # The end of a big process takes a while, and its descriptors are closed after its memory: not on the caller's time.
         posix.closerange(0, slot)
         posix.closerange(slot + 1, HIGH + 40)
         posix.write(slot, b"u")
+        make_way(0)
     finally:
         _exit(0)
 

@@ -621,7 +621,7 @@ impl Agent {
             // Awaited where it was asked for.
             Word::Renewed => {}
             // The end of one that was asked to go, whose place this one has taken before.
-            Word::Ended { .. } if process.runner.has_living_heir() => {}
+            Word::Ended { .. } if process.runner.is_of_predecessor() => {}
             Word::Ended { status, cpu_us, peak_memory, left } => {
                 process.ended = true;
                 self.drain(id);

@@ -279,10 +279,17 @@ fn become_program(launch: &Launch) -> io::Error {
     Command::new(&launch.argv[0]).args(&launch.argv[1..]).env_clear().envs(&launch.env).exec()
 }
 
+/// Of a process whose end nobody here has seen.
+const KILLED: Word = Word::Ended { status: SIGKILL, cpu_us: 0, peak_memory: 0, left: 0 };
+
+fn is_gone(pid: i32) -> bool {
+    pid <= 0 || rustix::process::test_kill_process(userns::pid(pid)).is_err()
+}
+
 /// Reaps and obeys. A runner ends when nothing is left below it.
 fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i32 {
     loop {
-        let mut left = false;
+        let (mut left, mut others) = (false, false);
         loop {
             match sys::reap() {
                 Ok(None) => {
@@ -300,9 +307,14 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i3
                     };
                     let _ = write(orders, &word.encode());
                 }
-                Ok(Some(_)) => {}
+                Ok(Some(_)) => others = true,
                 Err(_) => break,
             }
+        }
+        // One that took the place of another was that one's child as long as it was there, and may have been reaped by it.
+        if others && alive.is_some_and(is_gone) {
+            alive = None;
+            let _ = write(orders, &KILLED.encode());
         }
         if !left {
             return 0;
@@ -330,11 +342,10 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i3
                 Ok(ADOPT) => {
                     let pid = i32::from_le_bytes([order[1], order[2], order[3], order[4]]);
                     alive = Some(pid);
-                    if pid <= 0 || rustix::process::test_kill_process(userns::pid(pid)).is_err() {
+                    if is_gone(pid) {
                         // It has ended before, and was reaped as any orphan is.
                         alive = None;
-                        let word = Word::Ended { status: SIGKILL, cpu_us: 0, peak_memory: 0, left: 0 };
-                        let _ = write(orders, &word.encode());
+                        let _ = write(orders, &KILLED.encode());
                     }
                 }
                 Ok(1) => {

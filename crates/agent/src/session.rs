@@ -60,6 +60,8 @@ pub(crate) struct Runner {
     pub(crate) line: u64,
     /// The process that has taken the place of the one which the runner started.
     pub(crate) heir: Option<i32>,
+    /// When that one was born, if it took over before the end of the other, of which the runner may still tell.
+    pub(crate) early: Option<u64>,
 }
 
 impl Runner {
@@ -68,9 +70,10 @@ impl Runner {
         self.heir.or_else(|| process::main_of(self.child.pid))
     }
 
-    /// Whether a process has taken the place of the first, and lives. A runner reaps its process before it tells of its end.
-    pub(crate) fn has_living_heir(&self) -> bool {
-        self.heir.and_then(Stat::of).is_some_and(|stat| !stat.zombie)
+    /// Whether an end that the runner tells of is that of the process before this one. A runner reaps before it tells.
+    pub(crate) fn is_of_predecessor(&self) -> bool {
+        let heir = self.heir.and_then(Stat::of).filter(|stat| !stat.zombie);
+        heir.is_some_and(|stat| Some(stat.start_time) == self.early)
     }
 
     /// Passes a signal on to the process group of the runner's process.
@@ -167,6 +170,7 @@ impl Session {
                 orders: mine,
                 line,
                 heir: None,
+                early: None,
             });
         }
         let child = namespace::fork_beside(thread, |ready| {
@@ -176,7 +180,7 @@ impl Session {
             }
             runner::run(thread, theirs, launch)
         })?;
-        Ok(Runner { child, init: None, orders: mine, line, heir: None })
+        Ok(Runner { child, init: None, orders: mine, line, heir: None, early: None })
     }
 
     /// A runner was killed: what it left goes to the session's init, and is nobody's any more. Its line closes a moment

@@ -169,8 +169,13 @@ impl Agent {
         }
         self.preparing = Some(caller);
         // Copies of states that are gone would be as big as the present one.
-        self.await_spares();
-        self.drop_spares(None);
+        self.await_all_spares();
+        if !self.drop_spares(None) {
+            self.preparing = None;
+            return Err(
+                Problem::new(Code::Busy, "a copy of an earlier state is just ending").hint("try again")
+            );
+        }
         let prepared = self.renew_all().and_then(|()| self.whom_to_write());
         prepared.map_err(|error| {
             self.preparing = None;
@@ -456,6 +461,7 @@ impl Agent {
             line,
             // As its session sees it, until the processes are there.
             heir: saved.heir,
+            early: None,
         };
         let process = Process {
             session: saved.session,

@@ -10,7 +10,7 @@
 //!
 //! The interpreter's end and the word of the spare that takes over come on two lines, in any order: [`Return`] waits for
 //! both, and only then is the call told about. One that goes because it was asked to is waited for until it runs no more
-//! code: giving back the memory of a big one takes longer than all else. Everything that a driver says may be user code's word: a spare counts only if
+//! code, in no thread: giving back the memory of a big one takes longer than all else. Everything that a driver says may be user code's word: a spare counts only if
 //! it is a living process below the interpreter's runner, and one that stays silent is given up.
 //!
 //! What a call that is taken back has started is ended; what ran before it goes on, though no longer as a child of the interpreter.
@@ -52,6 +52,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Reads of what an interpreter said before it ended: each takes up to a pipe's worth.
 const LAST_WORDS: usize = 64;
+/// How often it is looked whether one that was asked to go has stopped.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// For a word about a spare that somebody waits for. Nobody else is served meanwhile.
+const SOON: Duration = Duration::from_millis(200);
 const GONE: &str = "the copy of the state before this call is gone";
 const NO_POINT: &str = "what they were before was not kept";
 
@@ -124,6 +128,8 @@ struct Return {
     heir: Option<Spared>,
     /// Who asked for it; nobody if a call has ended the interpreter.
     asked: Option<Asked>,
+    /// When it is to be looked again whether the interpreter runs no more code.
+    again: Option<Instant>,
 }
 
 /// A caller's connection and tag.
@@ -131,7 +137,7 @@ type Asked = (u32, u32);
 
 impl Return {
     fn new(asked: Option<Asked>) -> Self {
-        Self { deadline: Instant::now() + PATIENCE, ending: None, heir: None, asked }
+        Self { deadline: Instant::now() + PATIENCE, ending: None, heir: None, asked, again: None }
     }
 }
 
@@ -141,7 +147,8 @@ impl History {
     }
 
     pub(crate) fn overdue(&self) -> Option<Instant> {
-        self.returning.as_ref().map(|returning| returning.deadline)
+        let returning = self.returning.as_ref()?;
+        Some(returning.again.map_or(returning.deadline, |again| again.min(returning.deadline)))
     }
 
     /// Who waits for the return, which is not to be.
@@ -232,7 +239,8 @@ impl History {
     }
 
     fn spares(&self) -> Vec<i32> {
-        self.spares.values().chain(&self.leaving).map(|spare| spare.pid).collect()
+        let leaving = self.leaving.iter().filter(|spare| spare.is_there());
+        self.spares.values().chain(leaving).map(|spare| spare.pid).collect()
     }
 
     fn any_alive(&self) -> bool {
@@ -284,20 +292,20 @@ impl Agent {
     }
 
     /// Waits for the words about spares that are on their way, for whoever has to know them all.
-    pub(crate) fn await_spares(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+    pub(crate) fn await_all_spares(&mut self) {
         let ids: Vec<u32> = self.interpreters.keys().copied().collect();
-        for id in ids {
+        self.await_spares(&ids, PATIENCE);
+    }
+
+    fn await_spares(&mut self, ids: &[u32], patience: Duration) {
+        let deadline = Instant::now() + patience;
+        for &id in ids {
             while let Some(interpreter) = self.interpreters.get(&id)
                 && interpreter.history.awaited
                 && interpreter.language == Language::Python
                 && interpreter.mute.is_none()
             {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let time = Timespec {
-                    tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
-                    tv_nsec: left.subsec_nanos().into(),
-                };
+                let time = timespec(deadline.saturating_duration_since(Instant::now()));
                 match poll(&mut [PollFd::new(&interpreter.replies, PollFlags::IN)], Some(&time)) {
                     Ok(0) => break,
                     _ => self.hear_driver(id),
@@ -307,8 +315,8 @@ impl Agent {
     }
 
     /// Ends all spares, of one session or of all, for whoever needs it without them: their memory, or a session that is to be
-    /// written to disk. The next call of each interpreter makes one again before it begins.
-    pub(crate) fn drop_spares(&mut self, session: Option<&SessionName>) {
+    /// written to disk. The next call of each interpreter makes one again before it begins. Says whether they are gone.
+    pub(crate) fn drop_spares(&mut self, session: Option<&SessionName>) -> bool {
         let mut ending = Vec::new();
         for (id, interpreter) in &mut self.interpreters {
             let Some(process) = self.processes.get(id) else { continue };
@@ -326,10 +334,11 @@ impl Agent {
             }
             interpreter.history.forget();
         }
-        for pidfd in ending {
-            let moment = Timespec { tv_sec: 1, tv_nsec: 0 };
-            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&moment));
-        }
+        let deadline = Instant::now() + PATIENCE;
+        ending.iter().all(|pidfd| {
+            let left = timespec(deadline.saturating_duration_since(Instant::now()));
+            poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&left)).is_ok_and(|count| count > 0)
+        })
     }
 
     pub(crate) fn heard_spare(&mut self, id: u32, spared: Spared) {
@@ -479,13 +488,19 @@ impl Agent {
         let heir = *heir;
         let predecessor = self.processes.get(&id).and_then(|process| process.runner.main()).and_then(ends);
         if ending.is_none() && (asked.is_none() || predecessor.is_none()) {
+            if asked.is_some()
+                && let Some(returning) = &mut interpreter.history.returning
+            {
+                returning.again = Some(Instant::now() + LOOK_AGAIN);
+            }
             return;
         }
         let Some(returning) = interpreter.history.returning.take() else { return };
-        // Of one that was asked to go it does not matter.
-        let ending = returning.ending.unwrap_or(Ending::RunnerGone);
         let spare =
             interpreter.history.spares.get(&heir.id).copied().filter(|spare| spare.inside == heir.pid);
+        let early = returning.ending.is_none();
+        // Of one that was asked to go it does not matter.
+        let ending = returning.ending.unwrap_or(Ending::RunnerGone);
         let (Some(spare), Some(taken)) = (spare, interpreter.history.go_back(heir.id, heir.pid)) else {
             return self.cannot_go_on(id, ending, returning.asked);
         };
@@ -509,6 +524,7 @@ impl Agent {
         }
         if let Some(process) = self.processes.get_mut(&id) {
             process.runner.heir = Some(spare.pid);
+            process.runner.early = early.then_some(spare.start_time);
             let mut order = [0; ADOPT];
             order[1..].copy_from_slice(&spare.inside.to_le_bytes());
             let _ = rustix::io::write(&process.runner.orders, &order);
@@ -571,6 +587,10 @@ impl Agent {
             .collect();
         for id in late {
             let Some(interpreter) = self.interpreters.get_mut(&id) else { continue };
+            if interpreter.history.returning.as_ref().is_some_and(|returning| returning.deadline > now) {
+                self.go_on(id);
+                continue;
+            }
             let Some(returning) = interpreter.history.returning.take() else { continue };
             match returning.ending {
                 Some(ending) => self.cannot_go_on(id, ending, returning.asked),
@@ -583,6 +603,10 @@ impl Agent {
                     {
                         process.runner.deliver(&[main], Signal::KILL, false);
                     }
+                }
+                // It has ended, and is not reaped yet: one before it is still giving back its memory, and was its parent.
+                None if returning.heir.is_some() && !self.processes.get(&id).is_some_and(has_living_main) => {
+                    interpreter.history.returning = Some(Return { deadline: now + PATIENCE, ..returning });
                 }
                 // A word of user code's own: the interpreter lives.
                 None => {}
@@ -650,7 +674,9 @@ impl Agent {
                 language.as_str()
             )));
         };
-        let Some(interpreter) = self.interpreters.get(&id) else { return Ok(()) };
+        // One that is not known would be taken for somebody in the background while it ends.
+        self.await_spares(&[id], SOON);
+        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Ok(()) };
         if interpreter.current.is_some()
             || !interpreter.queue.is_empty()
             || interpreter.history.is_returning()
@@ -662,9 +688,6 @@ impl Agent {
             .hint("wait for it, or cancel it")
             .state(SessionState::Preserved));
         }
-        // One that is not known would be taken for somebody in the background while it ends.
-        self.await_spares();
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return Ok(()) };
         let history = &interpreter.history;
         let kept = kept(history);
         let at = history.before.len().checked_sub(calls as usize);
@@ -762,9 +785,17 @@ fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
     Some(Spare { inside, pid, start_time: tree::start_time(pid)? })
 }
 
-/// An interpreter that runs no more code, and may still be there for a while.
+fn has_living_main(process: &Process) -> bool {
+    process.runner.main().and_then(Stat::of).is_some_and(|stat| !stat.zombie)
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(0), tv_nsec: time.subsec_nanos().into() }
+}
+
+/// An interpreter that runs no more code, and may still be there for a while. Other threads of it may be in the middle of a write.
 fn ends(pid: i32) -> Option<Spare> {
-    let stat = Stat::of(pid).filter(|stat| stat.exiting)?;
+    let stat = Stat::of(pid).filter(|stat| stat.exiting && stat.threads <= 1)?;
     Some(Spare { inside: tree::innermost(pid).unwrap_or(pid), pid, start_time: stat.start_time })
 }
 

@@ -1,7 +1,7 @@
 //! Boxes on disk, by way of CRIU.
 //!
 //! ```text
-//! IMAGE/manifest.json     what it is of, what it was made with, a checksum of every file
+//! IMAGE/manifest.json     what it is of, what it was made with, a checksum of every file (unless it is for forks alone)
 //!       agent.json        what the agent knew
 //!       tmp.tar …         file systems in memory, where there was something in them
 //!       0/ 1/ …           the processes of each session
@@ -68,6 +68,8 @@ const IN_MEMORY: [(&str, &str); 4] =
 const OF_EVERY_BOX: [&str; 3] = ["agent", "python.pyc", "empty"];
 /// An agent that prepares starts its stubs anew; each takes a few milliseconds.
 const ANSWER: Duration = Duration::from_secs(60);
+const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
+const ENFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
 
 /// A CRIU that can be used.
 #[derive(Debug, Clone)]
@@ -552,7 +554,16 @@ impl Image {
         if self.checked {
             return Ok(());
         }
-        let found = sums::of_tree(&self.directory, is_summed).map_err(|error| damaged(error.to_string()))?;
+        let found = sums::of_tree(&self.directory, is_summed).map_err(|error| match error.kind() {
+            // These say nothing of the image.
+            io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
+                failed("reading the image")(error)
+            }
+            _ if [Some(EMFILE), Some(ENFILE)].contains(&error.raw_os_error()) => {
+                failed("reading the image")(error)
+            }
+            _ => damaged(error.to_string()),
+        })?;
         if let Some(name) = found.keys().find(|name| !self.manifest.files.contains_key(*name)) {
             return Err(damaged(format!("{name} was not written with it")));
         }

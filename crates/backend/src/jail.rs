@@ -491,9 +491,13 @@ impl Backend for Jail {
         self.watch.reached(At::StateGiven);
         // At once: reading a big image takes longer than making the box.
         let (whole, placed) = std::thread::scope(|scope| {
-            let reader = scope.spawn(|| image.check());
+            let reader = std::thread::Builder::new().spawn_scoped(scope, || image.check());
             let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() });
-            let whole = reader.join().unwrap_or_else(|_| Err(Problem::internal("reading the image")));
+            let whole = match reader {
+                Ok(reader) => reader.join().unwrap_or_else(|_| Err(Problem::internal("reading the image"))),
+                // No thread to be had.
+                Err(_) => image.check(),
+            };
             (whole, placed)
         });
         if let Err(problem) = whole {

@@ -18,6 +18,8 @@ use crate::packed::Sum;
 const PART: u64 = 4 << 20;
 /// Of a reader. It stays in a processor's cache.
 const BUFFER: usize = 256 << 10;
+/// Readers beside the first: the disk is not faster than these.
+const MOST: usize = 3;
 
 struct Part {
     name: String,
@@ -41,11 +43,13 @@ pub(crate) fn of_tree(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<
     };
     // A thread takes longer to start than a small image to be read.
     let more = match parts.iter().any(|part| part.at > 0) {
-        true => thread::available_parallelism().map_or(0, |count| count.get() - 1).min(parts.len()),
+        true => thread::available_parallelism().map_or(0, |count| count.get() - 1).min(MOST),
         false => 0,
     };
     let mut done = thread::scope(|scope| -> io::Result<_> {
-        let others: Vec<_> = (0..more).map(|_| scope.spawn(read)).collect();
+        // As many as can be had.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, read).ok();
+        let others: Vec<_> = (0..more).filter_map(spawn).collect();
         let mut done = read()?;
         for other in others {
             done.extend(other.join().map_err(|_| io::Error::other("a reader has ended"))??);

@@ -251,6 +251,7 @@ impl Engine {
     ) -> Result<Option<Found>, Problem> {
         let lock = self.lock(id).await?;
         let id = id.clone();
+        let sandbox = id.clone();
         let work = move |engine: &Engine| {
             let lock = match engine.wake(&id, lock, environment.as_deref(), &caller)? {
                 Woken::Here(found) => return Ok(Some(*found)),
@@ -265,10 +266,13 @@ impl Engine {
             }
             Ok(found)
         };
-        match seen {
-            Some(State::Standby) => self.at_once(work),
-            _ => self.blocking(work).await,
-        }
+        // As it is now, with the lock held: whoever had it may have written the sandbox to disk.
+        let thaws = seen == Some(State::Standby)
+            && self
+                .registry
+                .by_id(&sandbox)?
+                .is_some_and(|now| now.state == State::Standby && self.is_alive(&now));
+        if thaws { self.at_once(work) } else { self.blocking(work).await }
     }
 
     pub(crate) async fn lock(&self, id: &SandboxId) -> Result<Lock, Problem> {

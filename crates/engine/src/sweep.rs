@@ -53,9 +53,14 @@ impl Engine {
     /// [`Engine::sweep`] for a process that stays: to be called every few seconds, and right after the start. It also looks into
     /// the directories of sandboxes that run, for which a call has no time.
     pub async fn tidy(&self) -> Result<(), Problem> {
+        self.blocking(|engine| engine.sweep().and(engine.sweep_images())).await
+    }
+
+    /// Waits for what is being removed after an answer: old images, and what forks were made from.
+    pub async fn cleared(&self) -> Result<(), Problem> {
         self.blocking(|engine| {
             engine.clearing.wait();
-            engine.sweep().and(engine.sweep_images())
+            Ok(())
         })
         .await
     }

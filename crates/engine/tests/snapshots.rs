@@ -105,7 +105,7 @@ async fn close_all(state: &Path, engine: &Engine) {
     for record in engine.list().unwrap() {
         engine.close(&record, None).await.unwrap();
     }
-    engine.tidy().await.unwrap();
+    engine.cleared().await.unwrap();
     let left: Vec<_> = ["snapshots", "sandboxes"]
         .iter()
         .flat_map(|place| std::fs::read_dir(state.join(place)).unwrap())
@@ -221,7 +221,7 @@ async fn forks_are_independent_and_one_is_adopted() {
     let parent = engine.record(&record.id).unwrap().unwrap();
     assert_eq!(parent.key.unwrap().as_str(), "user:local:work-2");
     assert_eq!(engine.adopt(&record, None).await.unwrap_err().code, Code::Conflict);
-    engine.tidy().await.unwrap();
+    engine.cleared().await.unwrap();
     assert!(std::fs::read_dir(state.path().join("snapshots")).unwrap().next().is_none());
     close_all(state.path(), &engine).await;
 }

@@ -52,6 +52,8 @@ pub struct Stat {
     pub parent: i32,
     /// Its own and its reaped children's, in hundredths of a second.
     pub cpu_ticks: u64,
+    /// Of all its threads; those that are on their way out count.
+    pub threads: u64,
     /// In the kernel's ticks since boot.
     pub start_time: u64,
 }
@@ -78,6 +80,7 @@ impl Stat {
             exiting: number(9)? & PF_EXITING != 0,
             parent: fields.get(1)?.parse().ok()?,
             cpu_ticks: (14..=17).filter_map(number).sum(),
+            threads: number(20)?,
             start_time: number(22)?,
         })
     }
@@ -143,7 +146,8 @@ mod tests {
     #[test]
     fn a_process_is_read_past_its_name() {
         let line = b"7 (a) Z 1 (b) S 4 7 7 0 -1 4194560 11 0 0 0 3 5 7 9 20 0 1 0 1234 1 2\n";
-        let stat = Stat { zombie: false, exiting: false, parent: 4, cpu_ticks: 24, start_time: 1234 };
+        let stat =
+            Stat { zombie: false, exiting: false, parent: 4, cpu_ticks: 24, threads: 1, start_time: 1234 };
         assert_eq!(Stat::parse(line), Some(stat));
         assert!(
             Stat::parse(b"7 (x) Z 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 5").is_some_and(|stat| stat.zombie)

@@ -161,7 +161,7 @@ impl Engine {
     fn announce(&self, all: Vec<Made>) -> Result<Vec<Record>, Problem> {
         let rows: Vec<_> = all.iter().map(|made| (&made.record.id, &made.placed)).collect();
         if let Err(problem) = self.registry.set_all_placed(&rows) {
-            self.unmake(all)?;
+            self.unmake(all);
             return Err(problem);
         }
         self.watch.reached(Step::RunningWritten);
@@ -169,8 +169,11 @@ impl Engine {
         Ok(all.into_iter().map(record).collect())
     }
 
-    fn unmake(&self, all: Vec<Made>) -> Result<(), Problem> {
-        all.into_iter().try_for_each(|made| self.erase(&made.record.id, Some(&made.placed), made.lock))
+    /// What cannot be removed now is left in the making, for a sweep.
+    fn unmake(&self, all: Vec<Made>) {
+        for made in all {
+            let _ = self.erase(&made.record.id, Some(&made.placed), made.lock);
+        }
     }
 
     /// Makes the box of a row, whose lock is held and whose directory is empty.
@@ -389,7 +392,7 @@ impl Engine {
                     all.push(made);
                 }
                 Err(problem) => {
-                    self.unmake(all)?;
+                    self.unmake(all);
                     return Err(problem);
                 }
             }

@@ -364,3 +364,46 @@ async fn a_copy_holds_nothing_that_code_may_close() {
         "tasks",
     );
 }
+
+/// The old interpreter is still giving back its memory, and is the parent of what has taken its place.
+#[tokio::test]
+async fn a_crash_right_after_an_undo_is_taken_back() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    sandbox.python("import os, signal; heap = [(i, str(i)) for i in range(400_000)]; n = 0").await.ok();
+    for ignored in ["SIG_DFL", "SIG_IGN"] {
+        sandbox.python(&format!("signal.signal(signal.SIGCHLD, signal.{ignored})")).await.ok();
+        for round in 0..4 {
+            sandbox.python(&format!("n = {round}")).await.ok();
+            sandbox.python("n = -1; more = [str(i) for i in range(100_000)]").await.ok();
+            let engine = &sandbox.engine;
+            let undone = engine.undo(&sandbox.record, &SessionName::main(), None, 1).await.unwrap();
+            assert_eq!(undone.calls, 1);
+            let ran = sandbox.python("n = -2; os._exit(1)").await;
+            // How it ended is not known if its parent ignores that.
+            assert_eq!(ran.outcome.session_state, RolledBack, "{ran:?}");
+            let undone = engine.undo(&sandbox.record, &SessionName::main(), None, 1).await.unwrap();
+            assert_eq!(undone.calls, 1);
+            sandbox.python(&format!("n = {round} + 10")).await.ok();
+            assert_eq!(sandbox.python("n").await.ok().value(), Some(&*format!("{}", round + 10)));
+        }
+    }
+}
+
+/// Threads of a call that is taken back write no more when the answer comes.
+#[tokio::test]
+async fn threads_of_a_call_that_is_taken_back_are_gone_with_it() {
+    let world = World::new();
+    let sandbox = world.sandbox().await;
+    sandbox.python("import threading, os; open('log', 'w').close()").await.ok();
+    let code = "def work():\n  while True:\n    with open('log', 'a') as file: file.write('x' * 4096)\n\
+                for _ in range(4): threading.Thread(target=work, daemon=True).start()";
+    sandbox.python(code).await.ok();
+    let undone = sandbox.engine.undo(&sandbox.record, &SessionName::main(), None, 1).await.unwrap();
+    assert_eq!(undone.calls, 1);
+    let size = "import time; a = os.path.getsize('log'); time.sleep(0.2); os.path.getsize('log') - a";
+    assert_eq!(sandbox.python(size).await.ok().value(), Some("0"));
+    if undone.files_state == FilesState::Restored {
+        assert_eq!(sandbox.python("os.path.getsize('log')").await.ok().value(), Some("0"));
+    }
+}
