@@ -939,7 +939,7 @@ def drop(spares, alive=True):
 
 def make_way(pid):
     """A process that is about to end gives back its memory, which takes a while: those who work come first."""
-    posix.setpriority(posix.PRIO_PROCESS, pid, 10)
+    posix.setpriority(posix.PRIO_PROCESS, pid, 19)
 
 
 def ended(pid, how=posix.WNOHANG):
