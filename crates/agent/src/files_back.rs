@@ -31,7 +31,6 @@ use carrel_proto::{
     message::What,
     outcome::FilesState,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     calls::State,
@@ -369,12 +368,7 @@ impl Agent {
             let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
                 continue;
             };
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left));
+            carrel_jail::tree::wait_readable(&pidfd, deadline);
         }
     }
 }

@@ -222,7 +222,7 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
 }
 
 /// Not merely waiting for its parent to take note of its end.
-fn is_running(pid: i32) -> bool {
+pub(crate) fn is_running(pid: i32) -> bool {
     Stat::of(pid).is_some_and(|stat| !stat.zombie)
 }
 

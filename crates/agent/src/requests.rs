@@ -106,8 +106,7 @@ impl Agent {
                 self.undo(caller, tag, &session, language, calls).map(|()| None)
             }
             Request::DropSpares => {
-                // Whoever asks wants their memory, which comes back with their end.
-                let _gone = self.drop_spares(None);
+                self.drop_spares(None);
                 Ok(Some(Event::Done))
             }
             Request::KeepReady => self.keep_ready(caller, tag),

@@ -10,8 +10,9 @@
 //!
 //! The interpreter's end and the word of the spare that takes over come on two lines, in any order: [`Return`] waits for
 //! both, and only then is the call told about. One that goes because it was asked to is waited for until it runs no more
-//! code, in no thread: giving back the memory of a big one takes longer than all else. Everything that a driver says may be user code's word: a spare counts only if
-//! it is a living process below the interpreter's runner, and one that stays silent is given up.
+//! code, in no thread: giving back the memory of a big one takes longer than all else. Everything that a driver says may be
+//! user code's word: a spare counts only if it is a living process below the interpreter's runner, and one that stays silent
+//! is given up.
 //!
 //! What a call that is taken back has started is ended; what ran before it goes on, though no longer as a child of the interpreter.
 //! Files go back with it where that is certain to be right: [`crate::files_back`].
@@ -30,10 +31,7 @@ use carrel_proto::{
     outcome::SessionState,
     problem::{Code, Problem},
 };
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::Signal,
-};
+use rustix::process::Signal;
 use serde::Deserialize;
 
 use crate::{
@@ -305,11 +303,10 @@ impl Agent {
                 && interpreter.language == Language::Python
                 && interpreter.mute.is_none()
             {
-                let time = timespec(deadline.saturating_duration_since(Instant::now()));
-                match poll(&mut [PollFd::new(&interpreter.replies, PollFlags::IN)], Some(&time)) {
-                    Ok(0) => break,
-                    _ => self.hear_driver(id),
+                if !tree::wait_readable(&interpreter.replies, deadline) {
+                    break;
                 }
+                self.hear_driver(id);
             }
         }
     }
@@ -335,10 +332,7 @@ impl Agent {
             interpreter.history.forget();
         }
         let deadline = Instant::now() + PATIENCE;
-        ending.iter().all(|pidfd| {
-            let left = timespec(deadline.saturating_duration_since(Instant::now()));
-            poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&left)).is_ok_and(|count| count > 0)
-        })
+        ending.iter().all(|pidfd| tree::wait_readable(pidfd, deadline))
     }
 
     pub(crate) fn heard_spare(&mut self, id: u32, spared: Spared) {
@@ -786,11 +780,7 @@ fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
 }
 
 fn has_living_main(process: &Process) -> bool {
-    process.runner.main().and_then(Stat::of).is_some_and(|stat| !stat.zombie)
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(0), tv_nsec: time.subsec_nanos().into() }
+    process.runner.main().is_some_and(process::is_running)
 }
 
 /// An interpreter that runs no more code, and may still be there for a while. Other threads of it may be in the middle of a write.

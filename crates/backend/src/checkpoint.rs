@@ -42,6 +42,7 @@ use carrel_proto::{
     message::{Event, PROTOCOL, Request},
     problem::{Code, Problem},
 };
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -68,8 +69,6 @@ const IN_MEMORY: [(&str, &str); 4] =
 const OF_EVERY_BOX: [&str; 3] = ["agent", "python.pyc", "empty"];
 /// An agent that prepares starts its stubs anew; each takes a few milliseconds.
 const ANSWER: Duration = Duration::from_secs(60);
-const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
-const ENFILE: i32 = rustix::io::Errno::NFILE.raw_os_error();
 
 /// A CRIU that can be used.
 #[derive(Debug, Clone)]
@@ -554,15 +553,14 @@ impl Image {
         if self.checked {
             return Ok(());
         }
-        let found = sums::of_tree(&self.directory, is_summed).map_err(|error| match error.kind() {
-            // These say nothing of the image.
-            io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
-                failed("reading the image")(error)
+        let found = sums::of_tree(&self.directory, is_summed).map_err(|error| {
+            match Errno::from_io_error(&error) {
+                // These say nothing of the image.
+                Some(Errno::NOMEM | Errno::AGAIN | Errno::INTR | Errno::MFILE | Errno::NFILE) => {
+                    failed("reading the image")(error)
+                }
+                _ => damaged(error.to_string()),
             }
-            _ if [Some(EMFILE), Some(ENFILE)].contains(&error.raw_os_error()) => {
-                failed("reading the image")(error)
-            }
-            _ => damaged(error.to_string()),
         })?;
         if let Some(name) = found.keys().find(|name| !self.manifest.files.contains_key(*name)) {
             return Err(damaged(format!("{name} was not written with it")));

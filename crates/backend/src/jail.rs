@@ -23,10 +23,7 @@ use carrel_proto::{
     message::PROTOCOL,
     problem::{Code, Problem},
 };
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal},
-};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::{
     Backend, BoxRequest, IsolationLevel, Memory, Placed,
@@ -310,7 +307,7 @@ impl Jail {
                 if let Ok(fd) = pidfd_open(userns::pid(pid), PidfdFlags::empty()) {
                     let _ = kill_process(userns::pid(pid), Signal::KILL);
                     self.hierarchy.let_die(pid);
-                    wait_for_end(&fd, deadline);
+                    tree::wait_readable(&fd, deadline);
                 }
             }
         }
@@ -438,7 +435,7 @@ impl Backend for Jail {
             .map_err(|error| Problem::internal(format!("thawing {id}: {error}")))?;
         if killed {
             if let Ok(fd) = pidfd_open(userns::pid(placed.pid), PidfdFlags::empty()) {
-                wait_for_end(&fd, Instant::now() + DYING);
+                tree::wait_readable(&fd, Instant::now() + DYING);
             }
             return Err(Problem::new(Code::AgentLost, "the sandbox was killed in its sleep"));
         }
@@ -715,21 +712,11 @@ fn end(pid: i32, hierarchy: &Hierarchy) -> io::Result<()> {
         Err(error) => return Err(error.into()),
     }
     hierarchy.let_die(pid);
-    if wait_for_end(&fd, Instant::now() + DYING) {
+    if tree::wait_readable(&fd, Instant::now() + DYING) {
         Ok(())
     } else {
         Err(io::Error::other(format!("process {pid} does not die")))
     }
-}
-
-fn wait_for_end(pidfd: &rustix::fd::OwnedFd, deadline: Instant) -> bool {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    };
-    let mut ready = [PollFd::new(pidfd, PollFlags::IN)];
-    poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0)
 }
 
 /// Agents of a sandbox whose maker died before it could write down their pid. Their environment names the sandbox.

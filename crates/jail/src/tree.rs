@@ -4,9 +4,13 @@
 //! and keeps its place in the process count, so passes of SIGSTOP reach a state in which nothing new appears; then
 //! everything is killed at once.
 
-use std::{collections::BTreeMap, fs, io::Read};
+use std::{collections::BTreeMap, fs, io::Read, os::fd::AsFd, time::Instant};
 
-use rustix::process::{Signal, kill_process};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Signal, kill_process},
+};
 
 use crate::userns;
 
@@ -116,6 +120,21 @@ pub fn is_killed(pid: i32) -> bool {
         .any(|mask| mask & (1 << (Signal::KILL.as_raw() - 1)) != 0)
         // In this order: a signal that was taken between the two is seen here.
         || Stat::of(pid).is_some_and(|stat| stat.exiting)
+}
+
+/// Waits until something can be read; of a pidfd, until its process has ended. False: not in time.
+pub fn wait_readable(fd: impl AsFd, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            ready => return ready.is_ok_and(|count| count > 0),
+        }
+    }
 }
 
 /// Every living process below `root`, as this process's `/proc` shows them.
