@@ -277,6 +277,7 @@ impl Scene {
             self.engine.close(&new.record, None).await.unwrap();
             self.engine.delete_snapshot(&taken, None).await.unwrap();
         }
+        self.engine.cleared().await.unwrap();
         self.nothing_is_nobodys(what);
         if value != NOW {
             self.make(NOW).await;
