@@ -544,6 +544,17 @@ def reseed():
             attempt(rare(name))
 
 
+def take_descriptors():
+    """Of a process that has become a copy of another one: it was executed with those of a new interpreter."""
+    global PID
+    for fd in range(5):
+        dup2(fd, HIGH + fd, False)
+    close(3)
+    close(4)
+    PID = getpid()
+    signal(SIGINT, on_sigint)
+
+
 def forget():
     """The call was only to warm this process up, and nobody's."""
     SOURCES.clear()
@@ -597,7 +608,6 @@ PATIENCE = 600  # whoever takes the image has long given up by then
 
 
 def await_life():
-    global PID
     names = environ.pop(b"CARREL_PARENT").decode()
     unsetenv(b"CARREL_PARENT")
     for name in filter(None, names.split(",")):
@@ -610,15 +620,10 @@ def await_life():
     sleep(PATIENCE)
     # From here on in a copy. The parent itself, if nobody came, ends here: it has no descriptors 3 and 4.
     try:
-        for fd in range(5):
-            dup2(fd, HIGH + fd, False)
-        close(3)
-        close(4)
+        take_descriptors()
         given = scan(REQUESTS.readline().decode(), 0)[0]["variables"]
     except (OSError, ValueError, StopIteration):
         _exit(LOST)
-    PID = getpid()
-    signal(SIGINT, on_sigint)
     for name in list(environ):
         unsetenv(name)
     environ.clear()
@@ -718,14 +723,14 @@ def fork_spare(number):
         OWN.add(pid)
         call.spared = number
         attempt(rehearse)
-        return tell('{"spare":{"id":%d,"pid":%d}}' % (number, pid))
+        bare = "" if handles or timers or call.loop is not None else ',"bare":true'
+        return tell('{"spare":{"id":%d,"pid":%d%s}}' % (number, pid, bare))
     try:
         FAULTS[None] = before
         closed = disconnect(handles)
         for fd in done:
             close(fd)
-        wait_in_reserve(ours, slot, parent)
-        take_over(number, timers, closed)
+        take_over(number, timers, closed, wait_in_reserve(ours, slot, parent))
     except BaseException:
         _exit(LOST)
     return True
@@ -750,10 +755,13 @@ def rehearse():
 
 
 def wait_in_reserve(pipe, slot, parent):
+    """Until it is this process's turn. True in a copy of it, for which the reading is over at once: in a box of its own, with the
+    descriptors of a new interpreter, nobody's child."""
     close(slot)
     OWN.clear()
     posix.setsid()  # interrupts and other signals to the interpreter's group are not for a spare
     be_killed_first(0)
+    own = posix.fstat(pipe)[1:3]
     while True:
         try:
             asked = posix.read(pipe, 1)
@@ -763,6 +771,8 @@ def wait_in_reserve(pipe, slot, parent):
             break
         except BaseException:  # a signal handler of the user's
             pass
+    if attempt(posix.fstat, pipe) or posix.fstat(pipe)[1:3] != own:
+        return True
     close(pipe)
     if asked:  # the parent is about to end: see `obey`
         return
@@ -787,10 +797,13 @@ def await_end(pid):
         close(fd)
 
 
-def take_over(number, timers, closed):
+def take_over(number, timers, closed, copied):
     global PID
     PID = getpid()
     call.spared = None
+    if copied:
+        take_descriptors()
+        SPARES.clear(), FAULTS.clear(), BORN.clear()
     for pid, _, _ in SPARES:
         attempt(note_birth, pid)
     be_killed_first(250)
@@ -799,8 +812,9 @@ def take_over(number, timers, closed):
     if call.loop is not None:  # its descriptors are gone; no task was waiting for one
         call.loop = None
         attempt(sys.modules["asyncio"].set_event_loop, None)
-    tell('{"restored":{"id":%d,"pid":%d,"closed":%d}}' % (number, PID, closed))
-    # What is left in the pipe was for the process that died.
+    if not copied:
+        tell('{"restored":{"id":%d,"pid":%d,"closed":%d}}' % (number, PID, closed))
+    # What is left in the pipe, or was read of it, was for the process that died, or that this is a copy of.
     word = b'{"resume":%d}\n' % number
     while True:
         line = REQUESTS.readline()

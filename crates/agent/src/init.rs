@@ -37,10 +37,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    process,
-    runner::{self, Launch},
-};
+use crate::runner::{self, Launch};
 
 /// Arguments and variables of one command come in one frame, which is shorter.
 const MAX_ORDER: usize = 64 << 20;
@@ -416,7 +413,7 @@ impl<'a> Nursery<'a> {
             }
             let own = getpid().as_raw_nonzero().get();
             let orphans: Vec<i32> =
-                process::children(own).into_iter().filter(|pid| !self.kept.runners.contains(pid)).collect();
+                tree::children(own).into_iter().filter(|pid| !self.kept.runners.contains(pid)).collect();
             if orphans.is_empty() {
                 return;
             }

@@ -165,6 +165,11 @@ pub(crate) enum Heard {
     End,
 }
 
+/// What a spare that has taken over waits for.
+pub(crate) fn resume(call: u64) -> Vec<u8> {
+    format!("\n{{\"resume\":{call}}}\n").into_bytes()
+}
+
 impl Interpreter {
     /// Between two calls.
     pub(crate) fn saved(&self, id: u32) -> io::Result<Saved> {
@@ -196,6 +201,27 @@ impl Interpreter {
             history: History::with_present(saved.present),
             ..Self::new(saved.language, requests, replies, saved.unsent.0)
         }
+    }
+
+    /// Of a copy that has come to life in a box of its own, and whether it makes a spare at once.
+    pub(crate) fn grown(saved: Saved, new: Self, keeps: bool) -> Self {
+        let present = saved.present.unwrap_or(0);
+        let loaded = Self::load(saved, new.requests, new.replies);
+        Self {
+            ready: false,
+            unsent: resume(present),
+            line: Vec::new(),
+            history: loaded.history.awaiting(keeps),
+            ..loaded
+        }
+    }
+
+    /// Whether anything is under way, or waits.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let silent = self.unsent.is_empty() && self.line.is_empty() && self.mute.is_none();
+        let unasked = self.current.is_none() && self.warming.is_none() && self.asked.is_none();
+        let awake = self.ready && !self.renewing && !self.given_up && !self.history.is_returning();
+        silent && unasked && awake && self.queue.is_empty()
     }
 
     pub(crate) fn new(language: Language, requests: OwnedFd, replies: OwnedFd, greeting: Vec<u8>) -> Self {

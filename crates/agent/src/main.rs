@@ -20,6 +20,7 @@ mod disk;
 mod drivers;
 mod execs;
 mod files_back;
+mod forks;
 mod init;
 mod input;
 mod interpreter;

@@ -2,7 +2,7 @@
 
 use std::{fs, io, os::fd::OwnedFd};
 
-use carrel_jail::tree::Stat;
+use carrel_jail::tree::{self, Stat};
 use carrel_proto::{frame::MAX_DATA, id::SessionName};
 use rustix::{
     fs::{Mode, OFlags, fcntl_setfl, open},
@@ -214,13 +214,6 @@ pub(crate) struct Usage {
     pub(crate) peak_memory: u64,
 }
 
-/// Oldest first. One may be missing if another ends meanwhile: the kernel goes on by the place in its list.
-pub(crate) fn children(pid: i32) -> Vec<i32> {
-    let path = format!("/proc/{pid}/task/{pid}/children");
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
-}
-
 /// Not merely waiting for its parent to take note of its end.
 pub(crate) fn is_running(pid: i32) -> bool {
     Stat::of(pid).is_some_and(|stat| !stat.zombie)
@@ -228,15 +221,15 @@ pub(crate) fn is_running(pid: i32) -> bool {
 
 /// The process that a runner has started: the first of its children for as long as it lives.
 pub(crate) fn main_of(runner: i32) -> Option<i32> {
-    children(runner).first().copied()
+    tree::children(runner).first().copied()
 }
 
 /// What runs below a runner besides its own process and that one's spares; and that process's use.
 pub(crate) fn below(runner: &Runner, spares: &[i32], with_usage: bool) -> (u32, Usage) {
-    let direct = children(runner.child.pid);
+    let direct = tree::children(runner.child.pid);
     let Some(main) = runner.heir.or(direct.first().copied()) else { return (0, Usage::default()) };
     let is_other = |pid: &i32| *pid != main && !spares.contains(pid) && is_running(*pid);
-    let others = direct.into_iter().chain(children(main)).filter(is_other).count();
+    let others = direct.into_iter().chain(tree::children(main)).filter(is_other).count();
     let usage = if with_usage { usage(main) } else { None };
     (u32::try_from(others).unwrap_or(u32::MAX), usage.unwrap_or_default())
 }

@@ -59,7 +59,10 @@ impl Agent {
             )
             .hint("close the sandbox and open it again with this version of carrel")),
             Request::Offer => self.offer().map(Some),
-            Request::Resumed => self.resumed().map(Some),
+            Request::Resumed => match self.config.scion.clone() {
+                Some(scion) => self.grown(&scion).map(Some),
+                None => self.resumed().map(Some),
+            },
             _ if self.resuming.is_some() => {
                 Err(Problem::new(Code::Conflict, "the sandbox is coming back from disk").hint("try again"))
             }
@@ -116,6 +119,7 @@ impl Agent {
             Request::Status => Ok(Some(Event::Status(self.status()))),
             Request::Files(request) => self.files(request),
             Request::PrepareSleep => self.prepare_sleep(caller).map(Some),
+            Request::PrepareFork => self.prepare_fork(caller).map(Some),
             Request::Save => self.save().map(Some),
             Request::Shutdown => {
                 self.ending = Some(EndReason::Closed);

@@ -17,11 +17,13 @@ use carrel_proto::{
 
 use crate::{
     calls::{Ending, limit_problem},
+    copies::Copy,
     drivers,
     interpreter::{Heard, Interpreter},
     poll::Token,
     process::{self, Role, Streams},
     serve::Agent,
+    session::Session,
 };
 impl Agent {
     pub(crate) fn close_interpreter(&mut self, id: u32) {
@@ -109,8 +111,20 @@ impl Agent {
             .map(|(id, _)| *id)
     }
 
-    /// The one seam through which interpreters come to life.
     pub(crate) fn start_interpreter(&mut self, session: &SessionName, language: Language) -> io::Result<u32> {
+        let Session { env, cwd, .. } = &self.sessions[session];
+        let (copy, cwd) = (self.copy(language, env), cwd.clone());
+        self.bring_to_life(session, language, copy, cwd)
+    }
+
+    /// The one seam through which interpreters come to life.
+    pub(crate) fn bring_to_life(
+        &mut self,
+        session: &SessionName,
+        language: Language,
+        copy: Option<Copy>,
+        cwd: String,
+    ) -> io::Result<u32> {
         let streams = Streams::pipes(false, self.config.user)?;
         let (request_read, requests) = process::input_pipe()?;
         let (replies, reply_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -119,10 +133,8 @@ impl Agent {
             process::give(fd, self.config.user);
         }
         let run = self.config.places.run.clone();
-        let session_ref = &self.sessions[session];
-        let mut env = session_ref.env.clone();
-        let cwd = session_ref.cwd.clone();
-        let (argv, greeting, image) = match self.copy(language, &env) {
+        let mut env = self.sessions[session].env.clone();
+        let (argv, greeting, image) = match copy {
             Some(copy) => {
                 // A graft has no use for them, and what it becomes is told.
                 env.clear();

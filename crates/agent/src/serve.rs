@@ -174,6 +174,11 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         agent.load()?;
         return agent.serve();
     }
+    if let Some(scion) = agent.config.scion.clone() {
+        agent.grow(&scion)?;
+        agent.look_first();
+        return agent.serve();
+    }
     // Nearly every sandbox needs it, and its caller is not there yet.
     if let Err(problem) = agent.session(&SessionName::main()) {
         crate::say(&problem.message);

@@ -14,7 +14,7 @@ use std::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     rc::Rc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -57,29 +57,29 @@ pub(crate) struct Saved {
     next_number: u32,
     next_exec: u64,
     age_ms: u64,
-    sessions: Vec<SavedSession>,
-    processes: Vec<SavedProcess>,
-    interpreters: Vec<interpreter::Saved>,
-    execs: Vec<SavedExec>,
+    pub(crate) sessions: Vec<SavedSession>,
+    pub(crate) processes: Vec<SavedProcess>,
+    pub(crate) interpreters: Vec<interpreter::Saved>,
+    pub(crate) execs: Vec<SavedExec>,
     lost: Vec<(SessionName, Language)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct SavedSession {
-    name: SessionName,
-    cwd: String,
-    env: std::collections::BTreeMap<String, String>,
-    own: std::collections::BTreeMap<String, String>,
-    opened_ms: u64,
-    undo_calls: Option<u32>,
+pub(crate) struct SavedSession {
+    pub(crate) name: SessionName,
+    pub(crate) cwd: String,
+    pub(crate) env: std::collections::BTreeMap<String, String>,
+    pub(crate) own: std::collections::BTreeMap<String, String>,
+    pub(crate) opened_ms: u64,
+    pub(crate) undo_calls: Option<u32>,
     /// The init's end of its line.
     line: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct SavedProcess {
+pub(crate) struct SavedProcess {
     id: u32,
-    session: SessionName,
+    pub(crate) session: SessionName,
     exec: Option<u64>,
     /// The runner, as its session sees it, and its end of its line.
     runner: i32,
@@ -100,7 +100,7 @@ struct SavedInput {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct SavedExec {
+pub(crate) struct SavedExec {
     number: u64,
     session: SessionName,
     what: What,
@@ -114,7 +114,7 @@ struct SavedExec {
 }
 
 /// New ends for processes that come back, until they are there.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Resuming {
     files: Vec<(OwnedFd, String)>,
 }
@@ -136,7 +136,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn at(unix_ms: u64) -> SystemTime {
+pub(crate) fn at(unix_ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(unix_ms)
 }
 
@@ -249,8 +249,8 @@ impl Agent {
             // One that was meant for an agent which did not come to reading it is not ours to write to.
             let _ = fs::remove_file(&path);
             let mut file = fs::File::create_new(path)?;
-            file.write_all(&serde_json::to_vec(&saved)?)?;
-            file.sync_all()
+            // Whoever keeps it sees to it that it is on the disk.
+            file.write_all(&serde_json::to_vec(&saved)?)
         });
         written.map_err(|error| Problem::internal(format!("writing down the agent's state: {error}")))?;
         Ok(Event::Done)
@@ -348,15 +348,9 @@ impl Agent {
 
     /// Takes over what another agent wrote down. The processes are yet to come.
     pub(crate) fn load(&mut self) -> io::Result<()> {
-        let saved: Saved = serde_json::from_slice(&fs::read(self.saved_file())?)?;
-        if saved.version != VERSION {
-            return Err(io::Error::other(format!("its state is of version {}", saved.version)));
-        }
+        let saved = Saved::read(&self.saved_file())?;
+        let saved = self.load_numbers(saved);
         let mut files = Vec::new();
-        self.next_number = saved.next_number;
-        self.next_exec = saved.next_exec;
-        self.started = ago(saved.age_ms);
-        self.lost = saved.lost.into_iter().collect();
         for session in saved.sessions {
             let (mine, theirs) = UnixStream::pair()?;
             let line = inode(&theirs)?;
@@ -393,8 +387,22 @@ impl Agent {
             self.poller.readable(&loaded.replies, Token::Replies(id))?;
             self.interpreters.insert(id, loaded);
         }
+        self.load_execs(saved.execs)?;
+        self.resuming = Some(Resuming { files });
+        Ok(())
+    }
+
+    pub(crate) fn load_numbers(&mut self, mut saved: Saved) -> Saved {
+        self.next_number = saved.next_number;
+        self.next_exec = saved.next_exec;
+        self.started = ago(saved.age_ms);
+        self.lost = std::mem::take(&mut saved.lost).into_iter().collect();
+        saved
+    }
+
+    pub(crate) fn load_execs(&mut self, execs: Vec<SavedExec>) -> io::Result<()> {
         let spool = PathBuf::from(&self.config.places.spool);
-        for exec in saved.execs {
+        for exec in execs {
             let path = spool.join(format!("{}.out", ExecId::numbered(exec.number)));
             let state = match (exec.outcome, exec.running) {
                 (Some(outcome), _) => State::Finished(Box::new(outcome)),
@@ -416,7 +424,6 @@ impl Agent {
             };
             self.execs.insert(exec.number, loaded);
         }
-        self.resuming = Some(Resuming { files });
         Ok(())
     }
 
@@ -510,7 +517,7 @@ impl Agent {
                     process.runner.heir = process
                         .runner
                         .heir
-                        .and_then(|_| process::children(member.child.pid).into_iter().find(is_heir));
+                        .and_then(|_| tree::children(member.child.pid).into_iter().find(is_heir));
                     process.runner.child = member.child;
                 }
             }
@@ -522,6 +529,16 @@ impl Agent {
         }
         self.last_activity = Instant::now();
         Ok(Event::Done)
+    }
+}
+
+impl Saved {
+    pub(crate) fn read(path: &Path) -> io::Result<Self> {
+        let saved: Self = serde_json::from_slice(&fs::read(path)?)?;
+        match saved.version {
+            VERSION => Ok(saved),
+            version => Err(io::Error::other(format!("its state is of version {version}"))),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ use crate::{
     calls::Ending,
     drivers::Undo,
     files_back::{FilesBack, Point},
-    interpreter::Interpreter,
+    interpreter::{Interpreter, resume},
     process::{self, Process},
     runner::ADOPT,
     serve::Agent,
@@ -65,6 +65,9 @@ pub(crate) struct Spared {
     /// Sockets, pipes and the like of its state that it had to give up.
     #[serde(default)]
     closed: u32,
+    /// Its state has no descriptors, timers or event loop: nothing that only this process could have.
+    #[serde(default)]
+    bare: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,6 +83,7 @@ struct Spare {
     /// As the agent sees it.
     pid: i32,
     start_time: u64,
+    bare: bool,
 }
 
 impl Spare {
@@ -231,6 +235,17 @@ impl History {
         self.present
     }
 
+    /// The spare that has the present state, if a copy of it would have all of that.
+    pub(crate) fn bare_spare(&self) -> Option<i32> {
+        let spare = self.spares.get(&self.present?)?;
+        (spare.bare && spare.is_alive()).then_some(spare.pid)
+    }
+
+    /// The driver is about to say whether the present state has a spare.
+    pub(crate) fn awaiting(self, awaited: bool) -> Self {
+        Self { awaited, ..self }
+    }
+
     /// Of an interpreter that has come back from disk.
     pub(crate) fn with_present(present: Option<u64>) -> Self {
         Self { present, ..Self::default() }
@@ -344,7 +359,7 @@ impl Agent {
         history.awaited = false;
         let known = history.present == Some(spared.id) || history.before.contains(&Some(spared.id));
         if let Some(spare) = find(process, spared.pid, self.config.namespaces).filter(|_| known) {
-            history.spares.insert(spared.id, spare);
+            history.spares.insert(spared.id, Spare { bare: spared.bare, ..spare });
             history.unspared = None;
         }
     }
@@ -506,7 +521,7 @@ impl Agent {
         let number = interpreter.current.take();
         let point = interpreter.history.point_after(Some(heir.id));
         interpreter.taken_over();
-        interpreter.unsent = format!("\n{{\"resume\":{}}}\n", heir.id).into_bytes();
+        interpreter.unsent = resume(heir.id);
         // Told again, the oldest first; what has not been told at all is newer.
         let newer = std::mem::take(&mut interpreter.untold);
         let (kept, again): (Vec<_>, Vec<_>) =
@@ -771,12 +786,12 @@ fn find(process: &Process, inside: i32, namespaces: bool) -> Option<Spare> {
     let parents = [Some(process.runner.child.pid), process.runner.main()];
     let is_it = |pid: &i32| if namespaces { tree::innermost(*pid) == Some(inside) } else { *pid == inside };
     // Most likely the youngest of the interpreter's.
-    let children = parents.into_iter().flatten().flat_map(process::children).collect::<Vec<_>>();
+    let children = parents.into_iter().flatten().flat_map(tree::children).collect::<Vec<_>>();
     let pid = children.into_iter().rev().find(is_it).or_else(|| {
         let is_child = |pid: &i32| Stat::of(*pid).is_some_and(|stat| parents.contains(&Some(stat.parent)));
         tree::below(process.runner.child.pid).into_iter().find(|pid| is_it(pid) && is_child(pid))
     })?;
-    Some(Spare { inside, pid, start_time: tree::start_time(pid)? })
+    Some(Spare { inside, pid, start_time: tree::start_time(pid)?, bare: false })
 }
 
 fn has_living_main(process: &Process) -> bool {
@@ -786,7 +801,7 @@ fn has_living_main(process: &Process) -> bool {
 /// An interpreter that runs no more code, and may still be there for a while. Other threads of it may be in the middle of a write.
 fn ends(pid: i32) -> Option<Spare> {
     let stat = Stat::of(pid).filter(|stat| stat.exiting && stat.threads <= 1)?;
-    Some(Spare { inside: tree::innermost(pid).unwrap_or(pid), pid, start_time: stat.start_time })
+    Some(Spare { inside: tree::innermost(pid).unwrap_or(pid), pid, start_time: stat.start_time, bare: false })
 }
 
 /// What was started below a runner after a spare was made, but by what was there before it; and `main`.

@@ -33,6 +33,7 @@ use std::{
 };
 
 use carrel_jail::{
+    tree,
     userns::{self, Ids},
     visit::{self, Way},
 };
@@ -61,7 +62,7 @@ const VERSION: u32 = 1;
 /// Of one that is packed, so that a carrel that cannot unpack does not take its files for missing ones.
 const VERSION_PACKED: u32 = 2;
 const MANIFEST: &str = "manifest.json";
-const AGENT: &str = "agent.json";
+pub(crate) const AGENT: &str = "agent.json";
 /// File systems in memory that all sessions share.
 const IN_MEMORY: [(&str, &str); 4] =
     [("tmp.tar", "/tmp"), ("home.tar", Places::HOME), ("shm.tar", "/dev/shm"), ("run.tar", Places::RUN)];
@@ -274,16 +275,9 @@ fn write_all(
         living.watch.reached(Step::SessionWritten);
     }
     talk.ask(&Request::Save)?;
-    fs::rename(living.spool.join(AGENT), image.join(AGENT))
-        .or_else(|_| {
-            // Another file system.
-            fs::copy(living.spool.join(AGENT), image.join(AGENT)).map(drop)
-        })
-        .map_err(failed("keeping the agent's state"))?;
+    keep_state(living, image)?;
     living.watch.reached(Step::AgentSaved);
-    for (name, place) in IN_MEMORY {
-        pack(living, place, &image.join(name))?;
-    }
+    pack_all(living, image)?;
     living.watch.reached(Step::MemoryPacked);
     let files = match kept {
         true => sums::of_tree(image, is_summed).map_err(failed("reading the image"))?,
@@ -302,6 +296,31 @@ fn write_all(
     };
     manifest.put(image)?;
     living.watch.reached(Step::ManifestWritten);
+    Ok(())
+}
+
+/// What the agent has written down becomes a part of the image.
+pub(crate) fn keep_state(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
+    fs::rename(living.spool.join(AGENT), image.join(AGENT))
+        .or_else(|_| {
+            // Another file system.
+            fs::copy(living.spool.join(AGENT), image.join(AGENT)).map(drop)
+        })
+        .map_err(failed("keeping the agent's state"))
+}
+
+/// So does what is in its file systems in memory.
+pub(crate) fn pack_all(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
+    IN_MEMORY.iter().try_for_each(|(name, place)| pack(living, place, &image.join(name)))
+}
+
+pub(crate) fn unpack_all(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
+    for (name, place) in IN_MEMORY {
+        let archive = image.join(name);
+        if archive.exists() {
+            unpack(living, &archive, &inside(living.agent, place))?;
+        }
+    }
     Ok(())
 }
 
@@ -372,12 +391,7 @@ pub(crate) fn bring_back(
     ids: &Ids,
     view: &Path,
 ) -> Result<(), Problem> {
-    for (name, place) in IN_MEMORY {
-        let archive = image.directory.join(name);
-        if archive.exists() {
-            unpack(living, &archive, &inside(living.agent, place))?;
-        }
-    }
+    unpack_all(living, &image.directory)?;
     living.watch.reached(Step::MemoryUnpacked);
     let place = stand(&image.directory)?;
     let mut talk = Talk::open(living.socket)?;
@@ -612,17 +626,11 @@ fn mounts_of(init: i32) -> io::Result<Vec<Mounted>> {
 
 /// Pids that the agent told, in its own view, as the host sees them.
 fn on_host(agent: i32, pids: &[i32]) -> Result<Vec<i32>, Problem> {
-    let children = fs::read_to_string(format!("/proc/{agent}/task/{agent}/children")).unwrap_or_default();
-    let inner = |pid: &i32| -> Option<i32> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        // The host's, the box's, the session's.
-        line.split_whitespace().nth(1)?.parse().ok()
-    };
-    let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+    let children = tree::children(agent);
     pids.iter()
         .map(|wanted| {
-            let found = children.iter().find(|pid| inner(pid) == Some(*wanted));
+            // The host's, the box's, the session's.
+            let found = children.iter().find(|pid| tree::pids(**pid).get(1) == Some(wanted));
             found.copied().ok_or_else(|| lost("a session of it is gone"))
         })
         .collect()
@@ -722,14 +730,14 @@ fn last_error(log: &Path) -> Option<String> {
 }
 
 /// A conversation with an agent, from a thread that may wait.
-struct Talk {
+pub(crate) struct Talk {
     stream: UnixStream,
     decoder: Decoder,
     tag: u32,
 }
 
 impl Talk {
-    fn open(socket: &Path) -> Result<Self, Problem> {
+    pub(crate) fn open(socket: &Path) -> Result<Self, Problem> {
         use std::os::fd::AsRawFd;
         // A unix socket's name is short, a state directory's may not be.
         let directory = File::open(socket.parent().unwrap_or(Path::new("/"))).map_err(lost)?;
@@ -742,7 +750,7 @@ impl Talk {
         Ok(talk)
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
         self.tag += 1;
         let mut bytes = Vec::new();
         frame::put_message(&mut bytes, self.tag, request).map_err(Problem::internal)?;

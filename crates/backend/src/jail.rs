@@ -4,7 +4,7 @@ use std::{
     borrow::Cow,
     fs, io,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,7 @@ use crate::{
     Backend, BoxRequest, IsolationLevel, Memory, Placed,
     checkpoint::{self, Criu, Image, Living},
     environment::{self, Environment},
+    grafts::{self, Scion},
     guest_programs, memory_of,
     spares::{SPOOLED, Spares},
     stages::{self, Stages},
@@ -92,6 +93,10 @@ impl Jail {
 
     fn program(&self) -> io::Result<PathBuf> {
         guest_programs::agent(&self.state.join("bin"))
+    }
+
+    fn agent_program(&self) -> Result<PathBuf, Problem> {
+        self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))
     }
 
     /// How limits would be held here, without making a box.
@@ -185,6 +190,7 @@ impl Jail {
             undo_calls: request.undo_calls,
             image: None,
             parent: request.parent.clone(),
+            scion: request.scion.as_ref().map(|scion| scion.described()),
         };
         let copies = jailed && request.parent.is_none();
         Ok(BoxSpec {
@@ -193,6 +199,7 @@ impl Jail {
             mount_point: self.mount_point(),
             hostname: "carrel".into(),
             image: if copies { self.parents.image(&request.environment) } else { None },
+            scion: request.scion.as_ref().map(|scion| scion.path()),
             isolation,
             bound: false,
             joins: jailed && matches!(hierarchy, Hierarchy::V1 { .. }),
@@ -454,8 +461,7 @@ impl Backend for Jail {
         image: &Path,
     ) -> Result<(), Problem> {
         let criu = self.criu()?;
-        let program =
-            self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
+        let program = self.agent_program()?;
         let living = Living {
             socket: &self.socket(directory),
             spool: &directory.join("spool"),
@@ -506,8 +512,7 @@ impl Backend for Jail {
         let placed = placed?;
         self.watch.reached(At::BoxMade);
         let back = || {
-            let program =
-                self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
+            let program = self.agent_program()?;
             let living = Living {
                 socket: &self.socket(&request.directory),
                 spool: &spool,
@@ -550,8 +555,7 @@ impl Backend for Jail {
             return stored::put_files(directory, placed.workspace, store);
         }
         let criu = self.criu()?;
-        let program =
-            self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))?;
+        let program = self.agent_program()?;
         let living = Living {
             socket: &self.socket(directory),
             spool: &directory.join("spool"),
@@ -566,6 +570,53 @@ impl Backend for Jail {
             self.watch.reached(At::SpoolCopied);
             Ok(())
         })
+    }
+
+    fn cut(&self, directory: &Path, placed: &Placed, store: &Path) -> Result<Arc<Scion>, Problem> {
+        let program = self.agent_program()?;
+        let (socket, spool) = (self.socket(directory), directory.join("spool"));
+        let living = Living {
+            socket: &socket,
+            spool: &spool,
+            program: &program,
+            agent: placed.pid,
+            watch: &self.watch,
+        };
+        grafts::cut(&living, store, || {
+            stored::put_files(directory, placed.workspace, store)?;
+            self.watch.reached(At::FilesCopied);
+            stored::put_spool(directory, store)?;
+            self.watch.reached(At::SpoolCopied);
+            Ok(())
+        })
+    }
+
+    fn graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
+        let spool = request.directory.join("spool");
+        fs::create_dir_all(&spool)
+            .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
+        grafts::give_state(store, &spool)?;
+        self.watch.reached(At::StateGiven);
+        let placed =
+            self.create(&BoxRequest { scion: Some(Arc::clone(scion)), first: None, ..request.clone() })?;
+        self.watch.reached(At::BoxMade);
+        let grow = || {
+            let program = self.agent_program()?;
+            let socket = self.socket(&request.directory);
+            let living = Living {
+                socket: &socket,
+                spool: &spool,
+                program: &program,
+                agent: placed.pid,
+                watch: &self.watch,
+            };
+            grafts::grow(&living, store)
+        };
+        if let Err(problem) = grow() {
+            let _ = self.destroy(&request.id, &request.directory, Some(&placed));
+            return Err(problem);
+        }
+        Ok(placed)
     }
 
     fn snapshot_of_image(

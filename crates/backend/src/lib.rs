@@ -8,6 +8,7 @@
 mod checkpoint;
 pub mod environment;
 pub mod etc;
+pub mod grafts;
 pub mod guest_programs;
 pub mod host;
 pub mod jail;
@@ -24,7 +25,10 @@ mod sums;
 mod userns_image;
 pub mod warm;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use carrel_jail::workspace;
 use carrel_proto::{
@@ -35,7 +39,7 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::environment::Environment;
+use crate::{environment::Environment, grafts::Scion};
 
 /// What a sandbox shall be.
 #[derive(Debug, Clone)]
@@ -63,6 +67,8 @@ pub struct BoxRequest {
     pub undo_calls: u32,
     /// A box for a warm parent, with these modules; see [`warm`].
     pub parent: Option<Vec<String>>,
+    /// What its first interpreter is a copy of; see [`Backend::graft`].
+    pub scion: Option<Arc<Scion>>,
 }
 
 /// How strongly a sandbox is shut in.
@@ -202,7 +208,20 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(no_snapshots())
     }
 
-    /// The same of a box that is in `image`.
+    /// Copies a box that is not frozen into `store`, an empty directory, without writing down what lives in it: its files are there
+    /// then, and what this gives back is the rest, for [`Backend::graft`]. Nothing in the box stands still for it but the files.
+    /// `Code::Unsupported` with a reason: there is more in this box (now) than can be copied like that.
+    fn cut(&self, _directory: &Path, _placed: &Placed, _store: &Path) -> Result<Arc<Scion>, Problem> {
+        Err(no_snapshots())
+    }
+
+    /// Makes the box that `scion` is of once more, for a request whose files are laid out already. On error nothing is left of it
+    /// but the files. `Code::Unsupported` with a reason: it cannot be had like that.
+    fn graft(&self, _request: &BoxRequest, _store: &Path, _scion: &Arc<Scion>) -> Result<Placed, Problem> {
+        Err(no_snapshots())
+    }
+
+    /// The same as [`Backend::snapshot`] of a box that is in `image`.
     fn snapshot_of_image(
         &self,
         _directory: &Path,

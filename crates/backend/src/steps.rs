@@ -37,6 +37,8 @@ steps! {
     AgentSaved,
     /// So are files in memory.
     MemoryPacked,
+    /// The image of an interpreter that lives is in memory.
+    ImageTaken,
     ManifestWritten,
     /// The image is on disk, whole, and its box still there.
     ImageComplete,

@@ -62,6 +62,7 @@ impl World {
             life: 0,
             undo_calls: 3,
             parent: None,
+            scion: None,
         }
     }
 

@@ -35,7 +35,7 @@ use std::{
     time::Instant,
 };
 
-use carrel_backend::Memory;
+use carrel_backend::{Memory, Placed, grafts::Scion};
 use carrel_proto::{
     id::{SandboxId, SnapshotId},
     problem::{Code, Problem},
@@ -88,12 +88,23 @@ pub(crate) struct Store {
     _held: File,
 }
 
+/// What a copy is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// What lives in the sandbox, as it lives. `Code::Unsupported` where that is more than one python.
+    Living,
+    /// What was written down of it; everything can be.
+    Written,
+}
+
 /// A copy that has no name yet, and the sandbox it is of.
 struct Taken {
     record: Record,
     store: Store,
     /// Why there is no memory in it.
     memory: Result<(), String>,
+    /// What lives in the sandbox, if that can be had without writing it down. For forks.
+    scion: Option<Arc<Scion>>,
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
@@ -193,7 +204,7 @@ impl Engine {
         }
         let began = Instant::now();
         let id = SnapshotId::from_random(random()?);
-        let taken = self.take(&record.id, &id, restore::kept(!wish.files_only)).await?;
+        let taken = self.take(&record.id, &id, restore::kept(!wish.files_only), Source::Written).await?;
         let wish = wish.clone();
         self.blocking(move |engine| {
             let content = taken.content()?;
@@ -258,7 +269,13 @@ impl Engine {
     }
 
     /// Copies a sandbox into a directory in the making.
-    async fn take(&self, sandbox: &SandboxId, id: &SnapshotId, memory: Memory) -> Result<Taken, Problem> {
+    async fn take(
+        &self,
+        sandbox: &SandboxId,
+        id: &SnapshotId,
+        memory: Memory,
+        source: Source,
+    ) -> Result<Taken, Problem> {
         let until = Instant::now() + ARRIVING;
         loop {
             let lock = self.lock(sandbox).await?;
@@ -268,7 +285,8 @@ impl Engine {
                 return Err(Problem::new(Code::Conflict, "the sandbox of one call is not saved")
                     .hint("give it a name: it is gone when the call is over"));
             }
-            let taken = self.blocking(move |engine| engine.take_locked(record, lock, &id, memory)).await;
+            let take = move |engine: &Engine| engine.take_locked(record, lock, &id, memory, source);
+            let taken = self.blocking(take).await;
             match taken {
                 // A call is about to end, an interpreter about to be ready, or the box about to be found dead.
                 Err(problem)
@@ -290,6 +308,7 @@ impl Engine {
         lock: Lock,
         id: &SnapshotId,
         memory: Memory,
+        source: Source,
     ) -> Result<Option<Taken>, Problem> {
         let wanted = match memory {
             Memory::Nothing => Err("only files were asked for".to_owned()),
@@ -306,6 +325,13 @@ impl Engine {
                 drop(self.settle(&record.id, lock)?);
                 return Ok(None);
             }
+            // One that is frozen is thawed for the other way.
+            if record.state == State::Running && source == Source::Living {
+                match self.cut(&record, &placed, id) {
+                    Err(problem) if problem.code == Code::Unsupported => {}
+                    taken => return taken.map(Some),
+                }
+            }
             let wanted = wanted.and_then(|wanted| match self.can_hibernate() {
                 Ok(()) => Ok(wanted),
                 Err(problem) => Err(problem.message),
@@ -321,7 +347,7 @@ impl Engine {
             }
             self.watch.reached(Step::AwakeWritten);
             let (store, memory) = taken?;
-            return Ok(Some(Taken { record, store, memory }));
+            return Ok(Some(Taken { record, store, memory, scion: None }));
         }
         self.put_back(&record)?;
         let image = record.image().map(|image| directory.join(&image.name)).filter(|image| image.is_dir());
@@ -339,7 +365,20 @@ impl Engine {
             store.discard();
             return Err(problem);
         }
-        Ok(Some(Taken { record, store, memory }))
+        Ok(Some(Taken { record, store, memory, scion: None }))
+    }
+
+    /// The sandbox's files, and what lives in it as it lives. Its agent hears nobody meanwhile, so its row need not say anything.
+    fn cut(&self, record: &Record, placed: &Placed, id: &SnapshotId) -> Result<Taken, Problem> {
+        let store = Store::make(&self.snapshots_place(), id)?;
+        self.watch.reached(Step::StoreMade);
+        match self.backend.cut(&self.directory(&record.id), placed, &store.path) {
+            Ok(scion) => Ok(Taken { record: record.clone(), store, memory: Ok(()), scion: Some(scion) }),
+            Err(problem) => {
+                store.discard();
+                Err(problem)
+            }
+        }
     }
 
     fn take_living(

@@ -32,6 +32,11 @@ pub const MAX_BYTES: u64 = 256 << 20;
 const HOLE: u64 = 16 * PAGE;
 /// What python sleeps in, depending on its version: `select`, `nanosleep`, `clock_nanosleep`, `pselect6`.
 const SLEEPS: [u64; 4] = [23, 35, 230, 270];
+const READ: u64 = 0;
+/// A process can have addresses for far more than there is memory, and each page of them has to be asked for.
+const MAX_ADDRESSES: u64 = 8 << 30;
+/// What mappings of files in memory are called.
+const IN_MEMORY: &str = "/memfd:";
 const SIGINT_BIT: u64 = 1 << 1;
 /// Floating point as every program starts with it.
 const FLOAT_CONTROL: (u16, u32) = (0x37f, 0x1f80);
@@ -75,19 +80,29 @@ pub fn sleeps(pid: i32) -> bool {
 
 /// Takes the image of a process that sleeps, and goes on sleeping.
 pub fn take(pid: i32) -> io::Result<Image> {
+    take_in(pid, &SLEEPS, MAX_BYTES)
+}
+
+/// Takes the image of one that waits for something to read, which a copy finds to be at its end. Anybody's code may have run in
+/// it; its own memory may be of so many bytes. `WouldBlock`: it does not wait yet.
+pub fn take_reader(pid: i32, most: u64) -> io::Result<Image> {
+    take_in(pid, &[READ], most)
+}
+
+fn take_in(pid: i32, calls: &[u64], most: u64) -> io::Result<Image> {
     let traced = Traced::stop(pid)?;
     let process = Process::open(pid)?;
     let registers = traced.registers()?;
-    if !SLEEPS.contains(&registers.orig_rax) {
-        return Err(refuse("it does not sleep"));
+    if !calls.contains(&registers.orig_rax) {
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, "it does not wait"));
     }
     process.refuse_what_is_not_kept(&traced)?;
-    let mut taken = Taken::default();
+    let mut taken = Taken { most, ..Taken::default() };
     for mapping in process.mappings()? {
         taken.add(&process, &mapping, registers.rsp)?;
     }
     let header = process.header(&traced, &registers, &taken)?;
-    taken.write(header, &process)
+    taken.write(header, &traced)
 }
 
 struct Process {
@@ -319,6 +334,10 @@ struct Taken {
     /// Ranges of memory to be stored, in the order of their places in the image.
     stored: Vec<(u64, u64)>,
     bytes: u64,
+    /// How many those may be.
+    most: u64,
+    /// Of the ranges that were looked at.
+    addresses: u64,
     heap_end: Option<u64>,
     vdso: Option<u64>,
 }
@@ -359,7 +378,17 @@ impl Taken {
             }
             return self.add_file(process, mapping, segment(Kind::Shared));
         }
+        self.addresses += end - start;
+        if self.addresses > MAX_ADDRESSES {
+            return Err(refuse("it has too many addresses"));
+        }
         let own = process.own_pages(start, end)?;
+        // Of an image that it is a copy of itself.
+        if mapping.name.starts_with(IN_MEMORY) && protection & PROT_EXEC == 0 {
+            let offset = self.store(start, end);
+            self.segments.push(Segment { offset, ..segment(Kind::Stored) });
+            return Ok(());
+        }
         if !own.contains(&true) {
             if is_file {
                 return self.add_file(process, mapping, segment(Kind::File));
@@ -428,9 +457,9 @@ impl Taken {
         at
     }
 
-    fn write(mut self, mut header: Header, process: &Process) -> io::Result<Image> {
-        if self.bytes > MAX_BYTES || self.segments.len() as u64 > MAX_SEGMENTS {
-            return Err(refuse("it is larger than an interpreter that has just started"));
+    fn write(mut self, mut header: Header, traced: &Traced) -> io::Result<Image> {
+        if self.bytes > self.most || self.segments.len() as u64 > MAX_SEGMENTS {
+            return Err(refuse("it is too large"));
         }
         // Each file is opened once, for all of its segments.
         self.segments.sort_by_key(|segment| (segment.kind > Kind::Shared as u64, segment.file));
@@ -471,7 +500,7 @@ impl Taken {
             let mut at = *start;
             while at < *end {
                 let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(page.len());
-                process.memory.read_exact_at(&mut page[..count], at)?;
+                traced.read(at, &mut page[..count])?;
                 file.write_all(&page[..count])?;
                 at += count as u64;
             }

@@ -106,6 +106,25 @@ impl Traced {
         Ok(rseq)
     }
 
+    /// Its memory from an address on.
+    pub fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let rest = &mut into[done..];
+            let ours = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+            let from = usize::try_from(at).map_err(io::Error::other)? + done;
+            let theirs = libc::iovec { iov_base: ptr::without_provenance_mut(from), iov_len: rest.len() };
+            // SAFETY: the kernel writes at most `iov_len` bytes to `rest`, which is that long; the other address is the process's.
+            let count =
+                unsafe { libc::process_vm_readv(self.pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+            match check(count as libc::c_long)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => done += usize::try_from(count).map_err(io::Error::other)?,
+            }
+        }
+        Ok(())
+    }
+
     /// The head of the list of locks that the kernel frees at the process's end.
     pub fn robust_list(&self) -> io::Result<u64> {
         let (mut head, mut length) = (0_u64, 0_usize);

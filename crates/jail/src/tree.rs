@@ -98,11 +98,16 @@ fn status(pid: i32) -> Option<String> {
     Some(String::from_utf8_lossy(&status).into_owned())
 }
 
+/// A process's pid in every namespace that it is in, from this process's own on.
+pub fn pids(pid: i32) -> Vec<i32> {
+    let status = status(pid).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
 /// A process's pid in the innermost namespace it is in.
 pub fn innermost(pid: i32) -> Option<i32> {
-    let status = status(pid)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_whitespace().last()?.parse().ok()
+    pids(pid).pop()
 }
 
 /// When a process was started: with its pid, its name for good. `None` if it has ended, or is about to.
@@ -135,6 +140,14 @@ pub fn wait_readable(fd: impl AsFd, deadline: Instant) -> bool {
             ready => return ready.is_ok_and(|count| count > 0),
         }
     }
+}
+
+/// What a process has started, oldest first. One may be missing if another ends meanwhile: the kernel goes on by the place in its
+/// list.
+pub fn children(pid: i32) -> Vec<i32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// Every living process below `root`, as this process's `/proc` shows them.

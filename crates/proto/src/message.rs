@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     brief::Brief,
     files::{Content, FileReply, FileRequest},
-    guest::{Interpreter, Language},
+    guest::{Interpreter, Language, Manner},
     id::{ExecId, SessionName},
     limits::Limits,
     outcome::{FilesState, Outcome},
@@ -140,11 +140,13 @@ pub enum Request {
     /// The sandbox is to be written to disk: nothing new starts and nobody else is heard, until `Shutdown` or the end of
     /// this connection.
     PrepareSleep,
-    /// The processes are written and stopped: the agent writes down what it knows.
+    /// The same for one that is to be copied while it lives: all that lives in it is one python that waits, or this is refused.
+    PrepareFork,
+    /// The processes are written and stopped, or their image is taken: the agent writes down what it knows.
     Save,
     /// Of an agent that was started to go on with what another wrote down: what the processes come back on.
     Offer,
-    /// The processes are there.
+    /// The processes are there. Of a copy of one that lives: are they?
     Resumed,
     /// Ends the sandbox.
     Shutdown,
@@ -218,6 +220,12 @@ pub enum Event {
     Prepared {
         inits: Vec<i32>,
         sockets: Vec<u64>,
+    },
+    /// Whose image is all the state there is, in the agent's own view; and what a process does not have in its memory.
+    Forkable {
+        spare: i32,
+        cwd: String,
+        manner: Manner,
     },
     /// Descriptors of the agent's, and the former names of what they take the place of.
     Offered {

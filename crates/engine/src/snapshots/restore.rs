@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path, sync::Arc, time::Instant};
 
-use carrel_backend::{BoxRequest, Memory, Placed, memory_of};
+use carrel_backend::{BoxRequest, Memory, Placed, grafts::Scion, memory_of};
 use carrel_proto::{
     id::{Key, SandboxId, SessionName, SnapshotId},
     outcome::SessionState,
@@ -10,7 +10,7 @@ use carrel_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Content, Snapshot, Taken, occupied};
+use super::{Content, Snapshot, Source, Taken, occupied};
 use crate::{
     Engine, Found, Note, Quota, Record, State, Step,
     events::{Event, Kind},
@@ -102,6 +102,8 @@ struct Heir<'a> {
     store: &'a Path,
     content: &'a Content,
     memory: Memory,
+    /// What it becomes a copy of as that lives: then nothing was written down.
+    scion: Option<&'a Arc<Scion>>,
 }
 
 impl Engine {
@@ -113,7 +115,7 @@ impl Engine {
             let began = Instant::now();
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
-            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory) };
+            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory), scion: None };
             let claim = Claim {
                 id: SandboxId::from_random(random()?),
                 tenant: wish.tenant.clone(),
@@ -183,9 +185,12 @@ impl Engine {
         let with_memory = heir.memory != Memory::Nothing;
         self.backend.unpack(heir.store, heir.content.number, &request, with_memory)?;
         self.watch.reached(Step::FilesLaid);
-        let placed = match heir.memory {
-            Memory::Nothing => self.backend.create(&request)?,
-            memory => self.backend.restore(&request, &memory_of(heir.store), memory).map_err(of_snapshot)?,
+        let placed = match (heir.memory, heir.scion) {
+            (_, Some(scion)) => self.backend.graft(&request, heir.store, scion)?,
+            (Memory::Nothing, None) => self.backend.create(&request)?,
+            (memory, None) => {
+                self.backend.restore(&request, &memory_of(heir.store), memory).map_err(of_snapshot)?
+            }
         };
         Ok(placed)
     }
@@ -206,7 +211,7 @@ impl Engine {
             let _lock = lock;
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
-            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory) };
+            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory), scion: None };
             let placed = match engine.replace(&heir, &record, wish.quota.as_ref()) {
                 Ok(placed) => placed,
                 Err(problem) => {
@@ -351,27 +356,44 @@ impl Engine {
                 .hint(format!("1 to {MAX_FORKS} at once")));
         }
         let began = Instant::now();
-        let taken = self.take(&record.id, &SnapshotId::from_random(random()?), Memory::Passed).await?;
+        self.backend.expect();
+        let mut forked = self.fork_from(record, Source::Living, count, quota).await;
+        if forked.as_ref().is_err_and(|problem| problem.code == Code::Unsupported) {
+            forked = self.fork_from(record, Source::Written, count, quota).await;
+        }
+        let mut forked = forked?;
+        for fork in &mut forked.forks {
+            fork.memory_bytes = self.usage(&fork.record).await.map_or(0, |usage| usage.memory);
+            self.note(Event::of(Kind::SessionCreated, &fork.record).caller(caller.clone()).detail("fork"));
+        }
+        let mut event = Event::of(Kind::SessionForked, record).caller(caller);
+        event.duration_ms = Some(millis(began));
+        self.note(event.detail(count.to_string()));
+        Ok(forked)
+    }
+
+    async fn fork_from(
+        &self,
+        record: &Record,
+        source: Source,
+        count: u32,
+        quota: Option<Quota>,
+    ) -> Result<Forked, Problem> {
+        let began = Instant::now();
+        let id = SnapshotId::from_random(random()?);
+        let taken = self.take(&record.id, &id, Memory::Passed, source).await?;
         let copy_ms = millis(began);
         let forked = self.blocking(move |engine| {
             let content = taken.content()?;
             let forks = engine.fork_all(&taken, &content, count, quota);
-            let (record, store, watch) = (taken.record, taken.store, engine.watch.clone());
+            let (store, watch) = (taken.store, engine.watch.clone());
             engine.clearing.run(move || {
                 store.discard();
                 watch.reached(Step::StoreRemoved);
             });
-            Ok((record, content, forks?))
+            Ok(Forked { forks: forks?, copy_ms, memory: content.memory, reason: content.reason })
         });
-        let (record, content, mut forks) = forked.await?;
-        for fork in &mut forks {
-            fork.memory_bytes = self.usage(&fork.record).await.map_or(0, |usage| usage.memory);
-            self.note(Event::of(Kind::SessionCreated, &fork.record).caller(caller.clone()).detail("fork"));
-        }
-        let mut event = Event::of(Kind::SessionForked, &record).caller(caller);
-        event.duration_ms = Some(millis(began));
-        self.note(event.detail(count.to_string()));
-        Ok(Forked { forks, copy_ms, memory: content.memory, reason: content.reason })
+        forked.await
     }
 
     fn fork_all(
@@ -382,7 +404,7 @@ impl Engine {
         quota: Option<Quota>,
     ) -> Result<Vec<Fork>, Problem> {
         let memory = if content.memory { Memory::Passed } else { Memory::Nothing };
-        let heir = Heir { store: &taken.store.path, content, memory };
+        let heir = Heir { store: &taken.store.path, content, memory, scion: taken.scion.as_ref() };
         let (mut all, mut costs) = (Vec::new(), Vec::new());
         for number in 1..=count {
             let began = Instant::now();

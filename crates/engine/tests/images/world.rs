@@ -103,6 +103,7 @@ pub(crate) async fn close_all(state: &Path, engine: &Engine) {
     for record in engine.list().unwrap() {
         engine.close(&record, None).await.unwrap();
     }
+    engine.cleared().await.unwrap();
     let left: Vec<_> = ["snapshots", "sandboxes"]
         .iter()
         .flat_map(|place| fs::read_dir(state.join(place)).unwrap())

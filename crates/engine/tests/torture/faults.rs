@@ -46,10 +46,12 @@ pub(crate) enum Deed {
     RestoreAsNew,
     RestoreInPlace,
     Fork,
+    /// Of one in which only python lives.
+    ForkLiving,
     Adopt,
 }
 
-const DEEDS: [Deed; 9] = [
+const DEEDS: [Deed; 10] = [
     Deed::Standby,
     Deed::Thaw,
     Deed::Hibernate,
@@ -58,6 +60,7 @@ const DEEDS: [Deed; 9] = [
     Deed::RestoreAsNew,
     Deed::RestoreInPlace,
     Deed::Fork,
+    Deed::ForkLiving,
     Deed::Adopt,
 ];
 
@@ -105,14 +108,31 @@ impl Deed {
                 &[Step::BeforeRemoved, Step::ImagesRemoved, Step::OriginWritten],
             ]
             .concat(),
-            Deed::Fork => [&copy[..], &heir, &heir, &[Step::RunningWritten, Step::StoreRemoved]].concat(),
+            Deed::Fork => {
+                // First it is looked whether it can be had as it lives.
+                let end = [Step::RunningWritten, Step::StoreRemoved];
+                [&[Step::StoreMade], &copy[..], &heir, &heir, &end].concat()
+            }
+            Deed::ForkLiving => {
+                let cut = [
+                    &[Step::StoreMade, Step::AgentPrepared, Step::AgentSaved],
+                    &[Step::FilesCopied, Step::SpoolCopied, Step::MemoryPacked, Step::ImageTaken][..],
+                ];
+                let graft = [
+                    &[Step::RowClaimed, Step::DirectoryMade, Step::FilesLaid],
+                    &[Step::StateGiven, Step::BoxMade, Step::MemoryUnpacked, Step::BoxBack][..],
+                ]
+                .concat();
+                let end = [Step::RunningWritten, Step::StoreRemoved];
+                [&cut.concat()[..], &graft, &graft, &end].concat()
+            }
             Deed::Adopt => vec![Step::KeysSwapped],
         }
     }
 
     /// Forks begin as a snapshot does, for which every step is tried.
     fn first(self) -> usize {
-        if self == Deed::Fork { Deed::Snapshot.steps().len() - 4 } else { 0 }
+        if self == Deed::Fork { Deed::Snapshot.steps().len() - 3 } else { 0 }
     }
 }
 
@@ -147,7 +167,7 @@ pub(crate) async fn commit(state: &Path, name: &str, deed: Deed, at: Option<usiz
         Deed::Snapshot => drop(engine.snapshot(&record, &SnapshotWish::default()).await.unwrap()),
         Deed::RestoreAsNew => drop(engine.restore_as(&snapshot(), &wish_of_restore).await.unwrap()),
         Deed::RestoreInPlace => drop(engine.restore_in_place(&snapshot(), &wish_of_restore).await.unwrap()),
-        Deed::Fork => drop(engine.fork(&record, 2, None, None).await.unwrap()),
+        Deed::Fork | Deed::ForkLiving => drop(engine.fork(&record, 2, None, None).await.unwrap()),
         Deed::Adopt => {
             let is_fork = |other: &Record| other.forked_from.as_ref() == Some(&record.id);
             let child = engine.list().unwrap().into_iter().find(is_fork).unwrap();
@@ -173,6 +193,7 @@ pub(crate) async fn act(state: &Path, name: &str, deed: Deed, at: Option<usize>)
 }
 
 struct Scene {
+    deed: Deed,
     state: tempfile::TempDir,
     engine: Engine,
     record: Record,
@@ -189,7 +210,7 @@ impl Scene {
             return None;
         }
         let record = engine.sandbox(&key(NAME), &wish()).await.unwrap().record;
-        let mut scene = Self { state, engine, record, snapshot: None };
+        let mut scene = Self { deed, state, engine, record, snapshot: None };
         scene.make(THEN).await;
         if matches!(deed, Deed::RestoreAsNew | Deed::RestoreInPlace) {
             let taken = scene.engine.snapshot(&scene.record, &SnapshotWish::default()).await.unwrap();
@@ -203,7 +224,9 @@ impl Scene {
     async fn make(&self, value: u64) {
         let python = format!("n = {value}; open('n', 'w').write('{value}')");
         run(&self.engine, &self.record, Python, &python).await.unwrap();
-        run(&self.engine, &self.record, Bash, &format!("n={value}")).await.unwrap();
+        if self.deed != Deed::ForkLiving {
+            run(&self.engine, &self.record, Bash, &format!("n={value}")).await.unwrap();
+        }
         let lifetime = if value == NOW { LIFETIME_NOW } else { wish().max_lifetime_s };
         let update = Update { max_lifetime_s: Some(lifetime), ..Update::default() };
         self.engine.update(&self.record, update).await.unwrap();
@@ -213,7 +236,10 @@ impl Scene {
     async fn value(&self, record: &Record, what: &str) -> u64 {
         let python = run(&self.engine, record, Python, "print(n, open('n').read())").await;
         let python = python.unwrap_or_else(|problem| panic!("{what}: {problem:?}")).out;
-        let bash = run(&self.engine, record, Bash, "echo $n").await.unwrap().out;
+        let bash = match self.deed {
+            Deed::ForkLiving => python.clone(),
+            _ => run(&self.engine, record, Bash, "echo $n").await.unwrap().out,
+        };
         let row = self.engine.record(&record.id).unwrap().unwrap();
         let asked = if row.spec.max_lifetime_s == LIFETIME_NOW { NOW } else { THEN };
         let found: Vec<u64> =
@@ -252,7 +278,7 @@ impl Scene {
             assert_eq!(value, NOW, "{what}");
         }
         self.engine.tidy().await.unwrap();
-        if deed == Deed::Fork {
+        if matches!(deed, Deed::Fork | Deed::ForkLiving) {
             let forks = self.engine.list().unwrap().len() - 1;
             assert!(forks == 0 || forks == 2, "{what}: {forks} forks");
         }
@@ -394,6 +420,7 @@ async fn restore_in_place() {
 #[tokio::test]
 async fn fork_and_adopt() {
     Box::pin(die_everywhere(Deed::Fork)).await;
+    Box::pin(die_everywhere(Deed::ForkLiving)).await;
     Box::pin(die_everywhere(Deed::Adopt)).await;
 }
 

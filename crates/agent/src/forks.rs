@@ -1,0 +1,169 @@
+//! A sandbox is copied while it lives: the agent's part.
+//!
+//! Where nothing lives in a box but one python between two calls, its spare ([`crate::undo`]) is all that a copy needs: it
+//! has the state, waits, and holds nothing. The host takes its image, and the agent of the new box has its python come to life as
+//! a graft of that ([`carrel_graft`]), in a session that is made like any other. Neither the processes nor the pipes of the first box are
+//! written anywhere, and nothing in it stands still for longer than it takes to copy its files.
+//!
+//! Any doubt speaks against it: then the host copies the box the slow way, by [`crate::sleep`].
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    time::{Duration, Instant},
+};
+
+use carrel_graft::format::ARGUMENT;
+use carrel_jail::{sys, tree};
+use carrel_proto::{
+    guest::{Language, Manner, Places, Scion},
+    message::{Event, What},
+    problem::{Code, Problem},
+};
+
+use crate::{
+    calls::Exec,
+    copies::Copy,
+    interpreter::Interpreter,
+    poll::Token,
+    serve::Agent,
+    session::Session,
+    sleep::{Resuming, Saved, SavedSession, at},
+};
+
+/// A graft that has not said by then that it is ready is none.
+const GROWING: Duration = Duration::from_secs(10);
+/// What of a process's status user code can have changed and a graft would not have.
+const KEPT: [&str; 4] = ["Umask", "NoNewPrivs", "Seccomp_filters", "Cpus_allowed"];
+
+fn refused(why: &str) -> Problem {
+    Problem::new(Code::Unsupported, format!("it cannot be copied as it lives: {why}"))
+}
+
+/// What a process has besides its memory and its descriptors.
+fn manner(pid: i32) -> io::Result<Manner> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let is_kept = |line: &&str| line.split_once(':').is_some_and(|(name, _)| KEPT.contains(&name));
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    Ok(Manner(status.lines().filter(is_kept).chain(limits.lines()).map(str::to_owned).collect()))
+}
+
+impl Agent {
+    /// Nothing new starts from here on; says whose image is the box's state.
+    pub(crate) fn prepare_fork(&mut self, caller: u32) -> Result<Event, Problem> {
+        if !self.config.namespaces {
+            return Err(refused("it has no namespaces of its own"));
+        }
+        let running = |exec: &&Exec| exec.outcome().is_none();
+        if let Some(exec) = self.execs.values().find(running) {
+            return Err(match exec.what {
+                What::Run { .. } => {
+                    Problem::new(Code::Conflict, "a call is under way").hint("wait for its end, or cancel it")
+                }
+                _ => refused("a command runs in it"),
+            });
+        }
+        self.await_all_spares();
+        let spare = self.spare_of_all()?;
+        let outside = |error: io::Error| refused(&error.to_string());
+        let cwd = fs::read_link(format!("/proc/{spare}/cwd")).map_err(outside)?;
+        let Some(cwd) = cwd.to_str().filter(|cwd| !cwd.ends_with(" (deleted)")).map(str::to_owned) else {
+            return Err(refused("its working directory has no name"));
+        };
+        let manner = manner(spare).map_err(outside)?;
+        self.preparing = Some(caller);
+        Ok(Event::Forkable { spare, cwd, manner })
+    }
+
+    /// The one that has all the state there is.
+    fn spare_of_all(&self) -> Result<i32, Problem> {
+        let mut interpreters = self.interpreters.iter();
+        let (Some((id, interpreter)), None) = (interpreters.next(), interpreters.next()) else {
+            return Err(refused("it is not one interpreter that lives in it"));
+        };
+        if interpreter.language != Language::Python || !interpreter.is_at_rest() {
+            return Err(refused("it is not python, between two calls, that lives in it"));
+        }
+        let Some(spare) = interpreter.history.bare_spare() else {
+            return Err(refused("there is no copy of its state, or it holds what a copy cannot have"));
+        };
+        let mut known: BTreeSet<i32> = self.spares_of(*id).into_iter().collect();
+        let mut processes = self.processes.iter();
+        let (Some((own, process)), None) = (processes.next(), processes.next()) else {
+            return Err(refused("other processes live in it"));
+        };
+        if own != id || process.ended {
+            return Err(refused("its interpreter is just ending"));
+        }
+        known.insert(process.runner.child.pid);
+        known.extend(process.runner.main());
+        for session in self.sessions.values() {
+            let init = session.init.as_ref().map(|init| init.pid());
+            known.extend(init.transpose().map_err(|error| refused(&error.to_string()))?);
+        }
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let is_other = |pid: &i32| !known.contains(pid) && tree::start_time(*pid).is_some();
+        if tree::below(own).iter().any(is_other) {
+            return Err(refused("other processes live in it"));
+        }
+        Ok(spare)
+    }
+
+    /// Takes over what another agent wrote down, and has its python come to life.
+    pub(crate) fn grow(&mut self, scion: &Scion) -> io::Result<()> {
+        let image = scion.image.ok_or_else(|| io::Error::other("the image is gone"))?;
+        let image = sys::inherited(image)?;
+        let saved = Saved::read(&self.saved_file())?;
+        let Saved { sessions, processes, mut interpreters, execs, .. } = self.load_numbers(saved);
+        for SavedSession { name, cwd, env, own, opened_ms, undo_calls, .. } in sessions {
+            let session = Session::open(&self.thread, &self.config, cwd, env, own)?;
+            self.sessions.insert(name, Session { opened: at(opened_ms), undo_calls, ..session });
+        }
+        let (Some(saved), Some(process), true) =
+            (interpreters.pop(), processes.into_iter().next(), interpreters.is_empty())
+        else {
+            return Err(io::Error::other("it is not of one interpreter"));
+        };
+        let (id, name) = (saved.id, process.session);
+        let next = std::mem::replace(&mut self.next_number, id);
+        let copy = Copy { argv: [Places::AGENT, ARGUMENT], image, greeting: Vec::new() };
+        self.bring_to_life(&name, Language::Python, Some(copy), scion.cwd.clone())?;
+        self.next_number = next;
+        let keeps = self.undo_calls(&name) > 0;
+        let new = self.interpreters.remove(&id).ok_or(io::ErrorKind::NotFound)?;
+        let mut interpreter = Interpreter::grown(saved, new, keeps);
+        // Whatever it had read of its pipe before was for the other.
+        if !interpreter.flush() {
+            self.poller.writable(&interpreter.requests, Token::Requests(id))?;
+        }
+        self.interpreters.insert(id, interpreter);
+        self.load_execs(execs)?;
+        self.resuming = Some(Resuming::default());
+        Ok(())
+    }
+
+    /// Whether all of it lives, and is as the other was.
+    pub(crate) fn grown(&mut self, scion: &Scion) -> Result<Event, Problem> {
+        let deadline = Instant::now() + GROWING;
+        let ids: Vec<u32> = self.interpreters.keys().copied().collect();
+        for id in ids {
+            while let Some(interpreter) = self.interpreters.get(&id)
+                && !interpreter.ready
+                && interpreter.mute.is_none()
+                && tree::wait_readable(&interpreter.replies, deadline)
+            {
+                self.hear_driver(id);
+            }
+            let lives = self.interpreters.get(&id).is_some_and(|interpreter| interpreter.ready);
+            let main = self.processes.get(&id).and_then(|process| process.runner.main()).filter(|_| lives);
+            let Some(main) = main else { return Err(refused("the copy did not come to life")) };
+            if manner(main).ok().as_ref() != Some(&scion.manner) {
+                return Err(refused("user code has changed limits of its own process"));
+            }
+        }
+        let _ = fs::remove_file(self.saved_file());
+        self.resuming = None;
+        self.last_activity = Instant::now();
+        Ok(Event::Done)
+    }
+}
