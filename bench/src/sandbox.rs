@@ -289,7 +289,16 @@ impl World {
     }
 
     pub(crate) async fn run(&self, record: &Record, code: &str) -> Result<(), Problem> {
-        let call = self.engine.run(record, run(Language::Python, code)).await?;
+        self.run_in(record, Language::Python, code).await
+    }
+
+    pub(crate) async fn run_in(
+        &self,
+        record: &Record,
+        language: Language,
+        code: &str,
+    ) -> Result<(), Problem> {
+        let call = self.engine.run(record, run(language, code)).await?;
         finish(call).await.map(drop)
     }
 

@@ -980,9 +980,12 @@ def born(pid):
 
 
 def obey(request):
-    """Keeps this state; or goes back to the one after a call, whose spare takes over."""
+    """Keeps this state, if states are kept; copies it in any case; or goes back to the one after a call, whose spare takes over."""
     if "keep" in request:
         return keep()
+    if "copy" in request:
+        drop([spare for spare in SPARES if spare[2] == call.last])  # the agent has lost it, or killed it
+        return spare()
     drop([spare for spare in SPARES if spare[2] > request["undo"]])
     settle()
     try:

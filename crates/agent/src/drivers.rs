@@ -77,6 +77,8 @@ pub(crate) struct News {
 
 /// The order to keep the state that a call has left; see docs/drivers.md.
 pub(crate) const KEEP: &[u8] = b"{\"keep\":true}\n";
+/// The same, whether or not states are kept.
+pub(crate) const COPY: &[u8] = b"{\"copy\":true}\n";
 
 /// How many calls a driver keeps so that they can be taken back, and the sandbox's memory, in which copies of it must have room.
 #[derive(Debug, Clone, Copy, Default)]

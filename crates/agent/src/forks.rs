@@ -10,6 +10,7 @@
 use std::{
     collections::BTreeSet,
     fs, io,
+    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
@@ -17,6 +18,7 @@ use carrel_graft::format::ARGUMENT;
 use carrel_jail::{sys, tree};
 use carrel_proto::{
     guest::{Language, Manner, Places, Scion},
+    id::SessionName,
     message::{Event, What},
     problem::{Code, Problem},
 };
@@ -24,7 +26,8 @@ use carrel_proto::{
 use crate::{
     calls::Exec,
     copies::Copy,
-    interpreter::Interpreter,
+    drivers::{COPY, KEEP},
+    interpreter::{self, Interpreter},
     poll::Token,
     serve::Agent,
     session::Session,
@@ -48,6 +51,14 @@ fn manner(pid: i32) -> io::Result<Manner> {
     Ok(Manner(status.lines().filter(is_kept).chain(limits.lines()).map(str::to_owned).collect()))
 }
 
+/// A python that is to come to life.
+#[derive(Debug)]
+pub(crate) struct Graft {
+    saved: interpreter::Saved,
+    session: SessionName,
+    image: OwnedFd,
+}
+
 impl Agent {
     /// Nothing new starts from here on; says whose image is the box's state.
     pub(crate) fn prepare_fork(&mut self, caller: u32) -> Result<Event, Problem> {
@@ -63,8 +74,9 @@ impl Agent {
                 _ => refused("a command runs in it"),
             });
         }
-        self.await_all_spares();
-        let spare = self.spare_of_all()?;
+        let id = self.only_python()?;
+        self.have_copy_made(id);
+        let spare = self.spare_of_all(id).inspect_err(|_| self.let_go_of_copies())?;
         let outside = |error: io::Error| refused(&error.to_string());
         let cwd = fs::read_link(format!("/proc/{spare}/cwd")).map_err(outside)?;
         let Some(cwd) = cwd.to_str().filter(|cwd| !cwd.ends_with(" (deleted)")).map(str::to_owned) else {
@@ -75,28 +87,62 @@ impl Agent {
         Ok(Event::Forkable { spare, cwd, manner })
     }
 
-    /// The one that has all the state there is.
-    fn spare_of_all(&self) -> Result<i32, Problem> {
-        let mut interpreters = self.interpreters.iter();
+    /// If it is all that lives in the box, as far as the agent has started it.
+    fn only_python(&self) -> Result<u32, Problem> {
+        let (mut interpreters, mut processes) = (self.interpreters.iter(), self.processes.iter());
         let (Some((id, interpreter)), None) = (interpreters.next(), interpreters.next()) else {
             return Err(refused("it is not one interpreter that lives in it"));
         };
-        if interpreter.language != Language::Python || !interpreter.is_at_rest() {
-            return Err(refused("it is not python, between two calls, that lives in it"));
-        }
-        let Some(spare) = interpreter.history.bare_spare() else {
-            return Err(refused("there is no copy of its state, or it holds what a copy cannot have"));
-        };
-        let mut known: BTreeSet<i32> = self.spares_of(*id).into_iter().collect();
-        let mut processes = self.processes.iter();
         let (Some((own, process)), None) = (processes.next(), processes.next()) else {
             return Err(refused("other processes live in it"));
         };
-        if own != id || process.ended {
-            return Err(refused("its interpreter is just ending"));
+        let waits = interpreter.language == Language::Python && interpreter.is_at_rest();
+        if !waits || own != id || process.ended {
+            return Err(refused("it is not python, between two calls, that lives in it"));
         }
-        known.insert(process.runner.child.pid);
-        known.extend(process.runner.main());
+        Ok(*id)
+    }
+
+    /// Of the state as it is: where none is kept for undoing, or it was let go.
+    fn have_copy_made(&mut self, id: u32) {
+        self.await_all_spares();
+        if let Some(interpreter) = self.interpreters.get_mut(&id)
+            && interpreter.history.wants_copy()
+        {
+            interpreter.unsent.extend_from_slice(COPY);
+            interpreter.flush();
+        }
+        self.await_all_spares();
+    }
+
+    /// Of those that nobody keeps for undoing.
+    pub(crate) fn let_go_of_copies(&mut self) {
+        let ids: Vec<u32> = self.interpreters.keys().copied().collect();
+        for id in ids {
+            let keeps = self.undo_of(id).calls > 0;
+            if let Some(interpreter) = self.interpreters.get_mut(&id)
+                && !keeps
+                && interpreter.history.let_go()
+            {
+                interpreter.unsent.extend_from_slice(KEEP);
+                if !interpreter.flush() {
+                    let _ = self.poller.writable(&interpreter.requests, Token::Requests(id));
+                }
+            }
+        }
+    }
+
+    /// The one that has all the state there is.
+    fn spare_of_all(&self, id: u32) -> Result<i32, Problem> {
+        let spare = self.interpreters.get(&id).and_then(|interpreter| interpreter.history.bare_spare());
+        let Some(spare) = spare else {
+            return Err(refused("there is no copy of its state, or it holds what a copy cannot have"));
+        };
+        let mut known: BTreeSet<i32> = self.spares_of(id).into_iter().collect();
+        for process in self.processes.values() {
+            known.insert(process.runner.child.pid);
+            known.extend(process.runner.main());
+        }
         for session in self.sessions.values() {
             let init = session.init.as_ref().map(|init| init.pid());
             known.extend(init.transpose().map_err(|error| refused(&error.to_string()))?);
@@ -109,8 +155,25 @@ impl Agent {
         Ok(spare)
     }
 
-    /// Takes over what another agent wrote down, and has its python come to life.
-    pub(crate) fn grow(&mut self, scion: &Scion) -> io::Result<()> {
+    fn start_graft(&mut self, graft: Graft, cwd: &str) -> io::Result<u32> {
+        let Graft { saved, session, image } = graft;
+        let id = saved.id;
+        let next = std::mem::replace(&mut self.next_number, id);
+        let copy = Copy { argv: [Places::AGENT, ARGUMENT], image, greeting: Vec::new() };
+        self.bring_to_life(&session, Language::Python, Some(copy), cwd.to_owned())?;
+        self.next_number = next;
+        let keeps = self.undo_calls(&session) > 0;
+        let new = self.interpreters.remove(&id).ok_or(io::ErrorKind::NotFound)?;
+        let mut interpreter = Interpreter::grown(saved, new, keeps);
+        if !interpreter.flush() {
+            self.poller.writable(&interpreter.requests, Token::Requests(id))?;
+        }
+        self.interpreters.insert(id, interpreter);
+        Ok(id)
+    }
+
+    /// Takes over what another agent wrote down, but for its python.
+    pub(crate) fn take_root(&mut self, scion: &Scion) -> io::Result<()> {
         let image = scion.image.ok_or_else(|| io::Error::other("the image is gone"))?;
         let image = sys::inherited(image)?;
         let saved = Saved::read(&self.saved_file())?;
@@ -124,42 +187,30 @@ impl Agent {
         else {
             return Err(io::Error::other("it is not of one interpreter"));
         };
-        let (id, name) = (saved.id, process.session);
-        let next = std::mem::replace(&mut self.next_number, id);
-        let copy = Copy { argv: [Places::AGENT, ARGUMENT], image, greeting: Vec::new() };
-        self.bring_to_life(&name, Language::Python, Some(copy), scion.cwd.clone())?;
-        self.next_number = next;
-        let keeps = self.undo_calls(&name) > 0;
-        let new = self.interpreters.remove(&id).ok_or(io::ErrorKind::NotFound)?;
-        let mut interpreter = Interpreter::grown(saved, new, keeps);
-        // Whatever it had read of its pipe before was for the other.
-        if !interpreter.flush() {
-            self.poller.writable(&interpreter.requests, Token::Requests(id))?;
-        }
-        self.interpreters.insert(id, interpreter);
         self.load_execs(execs)?;
-        self.resuming = Some(Resuming::default());
+        let graft = Graft { saved, session: process.session, image };
+        self.resuming = Some(Resuming { graft: Some(graft), ..Resuming::default() });
         Ok(())
     }
 
-    /// Whether all of it lives, and is as the other was.
-    pub(crate) fn grown(&mut self, scion: &Scion) -> Result<Event, Problem> {
+    /// The image is whole: has the python come to life, and waits until it has.
+    pub(crate) fn grow(&mut self, scion: &Scion) -> Result<Event, Problem> {
+        let graft = self.resuming.as_mut().and_then(|resuming| resuming.graft.take());
+        let graft = graft.ok_or_else(|| refused("it is not of one interpreter"))?;
+        let id = self.start_graft(graft, &scion.cwd).map_err(|error| refused(&error.to_string()))?;
         let deadline = Instant::now() + GROWING;
-        let ids: Vec<u32> = self.interpreters.keys().copied().collect();
-        for id in ids {
-            while let Some(interpreter) = self.interpreters.get(&id)
-                && !interpreter.ready
-                && interpreter.mute.is_none()
-                && tree::wait_readable(&interpreter.replies, deadline)
-            {
-                self.hear_driver(id);
-            }
-            let lives = self.interpreters.get(&id).is_some_and(|interpreter| interpreter.ready);
-            let main = self.processes.get(&id).and_then(|process| process.runner.main()).filter(|_| lives);
-            let Some(main) = main else { return Err(refused("the copy did not come to life")) };
-            if manner(main).ok().as_ref() != Some(&scion.manner) {
-                return Err(refused("user code has changed limits of its own process"));
-            }
+        while let Some(interpreter) = self.interpreters.get(&id)
+            && !interpreter.ready
+            && interpreter.mute.is_none()
+            && tree::wait_readable(&interpreter.replies, deadline)
+        {
+            self.hear_driver(id);
+        }
+        let lives = self.interpreters.get(&id).is_some_and(|interpreter| interpreter.ready);
+        let main = self.processes.get(&id).and_then(|process| process.runner.main()).filter(|_| lives);
+        let Some(main) = main else { return Err(refused("the copy did not come to life")) };
+        if manner(main).ok().as_ref() != Some(&scion.manner) {
+            return Err(refused("user code has changed limits of its own process"));
         }
         let _ = fs::remove_file(self.saved_file());
         self.resuming = None;

@@ -60,7 +60,7 @@ impl Agent {
             .hint("close the sandbox and open it again with this version of carrel")),
             Request::Offer => self.offer().map(Some),
             Request::Resumed => match self.config.scion.clone() {
-                Some(scion) => self.grown(&scion).map(Some),
+                Some(scion) => self.grow(&scion).map(Some),
                 None => self.resumed().map(Some),
             },
             _ if self.resuming.is_some() => {

@@ -175,7 +175,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         return agent.serve();
     }
     if let Some(scion) = agent.config.scion.clone() {
-        agent.grow(&scion)?;
+        agent.take_root(&scion)?;
         agent.look_first();
         return agent.serve();
     }

@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     calls::{Exec, State, unix_ms},
+    forks::Graft,
     init::Init,
     interpreter::{self, Interpreter},
     output::{Output, SavedOutput},
@@ -116,7 +117,9 @@ pub(crate) struct SavedExec {
 /// New ends for processes that come back, until they are there.
 #[derive(Debug, Default)]
 pub(crate) struct Resuming {
-    files: Vec<(OwnedFd, String)>,
+    pub(crate) files: Vec<(OwnedFd, String)>,
+    /// Or what is to come to life.
+    pub(crate) graft: Option<Graft>,
 }
 
 /// What a pipe or socket is called by the kernel.
@@ -338,6 +341,7 @@ impl Agent {
             carrel_jail::sys::exit_now(1);
         }
         let _ = fs::remove_file(self.saved_file());
+        self.let_go_of_copies();
         self.last_activity = Instant::now();
         // What was taken back of their input is theirs again.
         let ids: Vec<u32> = self.processes.keys().copied().collect();
@@ -388,7 +392,7 @@ impl Agent {
             self.interpreters.insert(id, loaded);
         }
         self.load_execs(saved.execs)?;
-        self.resuming = Some(Resuming { files });
+        self.resuming = Some(Resuming { files, graft: None });
         Ok(())
     }
 

@@ -241,6 +241,21 @@ impl History {
         (spare.bare && spare.is_alive()).then_some(spare.pid)
     }
 
+    /// Whether a copy of the present state can be asked for; from then on it is awaited.
+    pub(crate) fn wants_copy(&mut self) -> bool {
+        let has_one = self.present.is_some_and(|present| self.spares.contains_key(&present));
+        let wants = self.present.is_some() && !has_one && !self.has_obstacle();
+        self.awaited |= wants;
+        wants
+    }
+
+    /// Spares are only on their way out from here on. Whether there are any.
+    pub(crate) fn let_go(&mut self) -> bool {
+        let any = !self.spares.is_empty();
+        self.leaving.extend(std::mem::take(&mut self.spares).into_values());
+        any
+    }
+
     /// The driver is about to say whether the present state has a spare.
     pub(crate) fn awaiting(self, awaited: bool) -> Self {
         Self { awaited, ..self }

@@ -64,7 +64,7 @@ const VERSION_PACKED: u32 = 2;
 const MANIFEST: &str = "manifest.json";
 pub(crate) const AGENT: &str = "agent.json";
 /// File systems in memory that all sessions share.
-const IN_MEMORY: [(&str, &str); 4] =
+pub(crate) const IN_MEMORY: [(&str, &str); 4] =
     [("tmp.tar", "/tmp"), ("home.tar", Places::HOME), ("shm.tar", "/dev/shm"), ("run.tar", Places::RUN)];
 /// Of those places, what every box is made with: in [`Places::RUN`], to which nobody but the agent writes.
 const OF_EVERY_BOX: [&str; 3] = ["agent", "python.pyc", "empty"];
@@ -637,15 +637,20 @@ fn on_host(agent: i32, pids: &[i32]) -> Result<Vec<i32>, Problem> {
 }
 
 /// A place in a box, by way of its agent.
-fn inside(agent: i32, place: &str) -> PathBuf {
+pub(crate) fn inside(agent: i32, place: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{agent}/root{place}"))
+}
+
+/// What every box is made with.
+pub(crate) fn known_in(place: &str) -> &'static [&'static str] {
+    if place == Places::RUN { &OF_EVERY_BOX } else { &[] }
 }
 
 /// Unless there is nothing in it that a new box would not have.
 fn pack(living: &Living<'_>, place: &str, archive: &Path) -> Result<(), Problem> {
     let what = "keeping files in memory";
     let directory = inside(living.agent, place);
-    let known: &[&str] = if place == Places::RUN { &OF_EVERY_BOX } else { &[] };
+    let known = known_in(place);
     let is_known = |name: &OsStr| known.iter().any(|known| name == *known);
     let mut entries = fs::read_dir(&directory).map_err(failed(what))?;
     if entries.all(|entry| entry.is_ok_and(|entry| is_known(&entry.file_name()))) {

@@ -8,17 +8,18 @@
 //! so it may not be large.
 
 use std::{
-    fs, io,
+    fs, io, mem,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
-    sync::Arc,
-    thread,
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use carrel_jail::{
-    image::{self, Image},
+    image::{self, Blank},
     tree,
+    userns::{self, Ids},
 };
 use carrel_proto::{
     guest::{self, Manner},
@@ -27,9 +28,11 @@ use carrel_proto::{
 };
 
 use crate::{
-    checkpoint::{self, Living, Talk},
+    checkpoint::{self, IN_MEMORY, Living, Talk, inside, known_in},
+    light::Light,
     link::lost,
-    steps::Step,
+    stages::lock,
+    steps::{Step, Watch},
 };
 
 /// The most that a copy of a python may have of its own memory.
@@ -41,9 +44,23 @@ const LOOK: Duration = Duration::from_micros(200);
 /// A python that lives, as others can become.
 #[derive(Debug)]
 pub struct Scion {
-    image: Image,
+    image: Arc<Blank>,
     cwd: String,
     manner: Manner,
+    /// The ids of its box.
+    ids: Ids,
+    /// Its workspace; else that is in the store.
+    workspace: Option<Light>,
+    /// Its other places, where its files are ours; else they are in the store, and written by somebody with the ids of the box.
+    places: Option<Vec<(&'static str, Light)>>,
+    taking: Mutex<Taking>,
+}
+
+/// What is becoming of the image.
+#[derive(Debug)]
+enum Taking {
+    Begun(JoinHandle<io::Result<()>>),
+    Ended(Result<(), String>),
 }
 
 impl Scion {
@@ -55,17 +72,45 @@ impl Scion {
     pub(crate) fn described(&self) -> guest::Scion {
         guest::Scion { image: None, cwd: self.cwd.clone(), manner: self.manner.clone() }
     }
+
+    /// Whether its files come with it.
+    pub(crate) fn is_light(&self) -> bool {
+        self.workspace.is_some()
+    }
+
+    pub(crate) fn lay_out(&self, workspace: &Path, ids: &Ids) -> io::Result<()> {
+        self.workspace.as_ref().map_or(Ok(()), |files| files.write(workspace, &self.ids, ids))
+    }
+
+    /// Waits for the image.
+    fn await_image(&self, watch: &Watch) -> Result<(), Problem> {
+        let mut taking = lock(&self.taking);
+        let ended = match mem::replace(&mut *taking, Taking::Ended(Ok(()))) {
+            Taking::Ended(ended) => ended,
+            Taking::Begun(thread) => {
+                let ended =
+                    thread.join().unwrap_or_else(|_| Err(io::Error::other("taking its image failed")));
+                if ended.is_ok() {
+                    watch.reached(Step::ImageTaken);
+                }
+                ended.map_err(|error| error.to_string())
+            }
+        };
+        *taking = Taking::Ended(ended.clone());
+        ended.map_err(|why| refused(io::Error::other(why)))
+    }
 }
 
 fn refused(error: io::Error) -> Problem {
     Problem::new(Code::Unsupported, format!("its interpreter cannot be copied as it lives: {error}"))
 }
 
-/// Takes the image of what lives in a box, and does `meanwhile`. Its agent starts nothing until this is over.
+/// Begins to take the image of what lives in a box, and does `meanwhile`, which gives back its files, if they are light, and its
+/// ids. Its agent starts nothing until the image is there.
 pub(crate) fn cut(
     living: &Living<'_>,
     store: &Path,
-    meanwhile: impl FnOnce() -> Result<(), Problem> + Send,
+    meanwhile: impl FnOnce() -> Result<(Option<Light>, Ids), Problem>,
 ) -> Result<Arc<Scion>, Problem> {
     let mut talk = Talk::open(living.socket)?;
     let (spare, cwd, manner) = match talk.ask(&Request::PrepareFork) {
@@ -82,21 +127,30 @@ pub(crate) fn cut(
     talk.ask(&Request::Save)?;
     checkpoint::keep_state(living, store)?;
     living.watch.reached(Step::AgentSaved);
-    let (image, files) = thread::scope(|scope| {
-        let copier = thread::Builder::new().spawn_scoped(scope, || take(spare));
-        let files = meanwhile().and_then(|()| checkpoint::pack_all(living, store));
-        let image = match copier {
-            Ok(copier) => copier.join().unwrap_or_else(|_| Err(io::Error::other("taking its image failed"))),
-            // No thread to be had.
-            Err(_) => take(spare),
-        };
-        (image, files)
-    });
-    files?;
+    let image = Arc::new(Blank::new().map_err(refused)?);
+    let ((workspace, ids), taking) = {
+        let image = Arc::clone(&image);
+        // The line goes with the thread: until it ends the agent starts nothing.
+        let taking = thread::Builder::new().spawn(move || take(spare, &image).inspect(|()| drop(talk)));
+        (meanwhile()?, taking.map_err(refused)?)
+    };
+    let places = match userns::has_many_ids() {
+        true => checkpoint::pack_all(living, store).map(|()| None)?,
+        false => Some(read_places(living.agent)?),
+    };
     living.watch.reached(Step::MemoryPacked);
-    let scion = Scion { image: image.map_err(refused)?, cwd, manner };
-    living.watch.reached(Step::ImageTaken);
-    Ok(Arc::new(scion))
+    let taking = Mutex::new(Taking::Begun(taking));
+    Ok(Arc::new(Scion { image, cwd, manner, ids, workspace, places, taking }))
+}
+
+fn read_places(agent: i32) -> Result<Vec<(&'static str, Light)>, Problem> {
+    let read = |(_, place): (_, &'static str)| {
+        let light = Light::read(&inside(agent, place), known_in(place)).ok_or_else(|| {
+            Problem::new(Code::Unsupported, format!("there is more in {place} than is copied through memory"))
+        });
+        light.map(|light| (place, light))
+    };
+    IN_MEMORY.into_iter().map(read).collect()
 }
 
 /// A process of a box by its pid there.
@@ -113,10 +167,10 @@ fn on_host(agent: i32, pid: i32) -> Option<i32> {
     None
 }
 
-fn take(spare: i32) -> io::Result<Image> {
+fn take(spare: i32, blank: &Blank) -> io::Result<()> {
     let deadline = Instant::now() + SOON;
     loop {
-        match image::take_reader(spare, MOST) {
+        match image::take_reader(spare, MOST, blank) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                 thread::sleep(LOOK);
             }
@@ -133,9 +187,16 @@ pub(crate) fn give_state(store: &Path, spool: &Path) -> Result<(), Problem> {
 }
 
 /// A new box, whose interpreter comes to life, gets what was in its other places.
-pub(crate) fn grow(living: &Living<'_>, store: &Path) -> Result<(), Problem> {
-    checkpoint::unpack_all(living, store)?;
+pub(crate) fn grow(living: &Living<'_>, store: &Path, scion: &Scion, ids: &Ids) -> Result<(), Problem> {
+    if scion.places.is_none() {
+        checkpoint::unpack_all(living, store)?;
+    }
+    for (place, light) in scion.places.iter().flatten() {
+        let written = light.write(&inside(living.agent, place), &scion.ids, ids);
+        written.map_err(|error| Problem::internal(format!("giving back files in {place}: {error}")))?;
+    }
     living.watch.reached(Step::MemoryUnpacked);
+    scion.await_image(living.watch)?;
     Talk::open(living.socket)?.ask(&Request::Resumed)?;
     living.watch.reached(Step::BoxBack);
     Ok(())

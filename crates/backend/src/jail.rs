@@ -30,7 +30,9 @@ use crate::{
     checkpoint::{self, Criu, Image, Living},
     environment::{self, Environment},
     grafts::{self, Scion},
-    guest_programs, memory_of,
+    guest_programs,
+    light::Light,
+    memory_of,
     spares::{SPOOLED, Spares},
     stages::{self, Stages},
     steps::{Step as At, Watch},
@@ -127,6 +129,9 @@ impl Jail {
             }
             (Kind::Directory, true) => {}
             (Kind::Directory, false) => stage::give(&directory, owner.0, owner.1)?,
+        }
+        if let (Some(scion), None) = (&request.scion, request.workspace) {
+            scion.lay_out(&directory, &Self::ids(request.number))?;
         }
         Ok((kind, enforcement))
     }
@@ -572,7 +577,14 @@ impl Backend for Jail {
         })
     }
 
-    fn cut(&self, directory: &Path, placed: &Placed, store: &Path) -> Result<Arc<Scion>, Problem> {
+    fn cut(
+        &self,
+        directory: &Path,
+        placed: &Placed,
+        number: u32,
+        limits: &Limits,
+        store: &Path,
+    ) -> Result<Arc<Scion>, Problem> {
         let program = self.agent_program()?;
         let (socket, spool) = (self.socket(directory), directory.join("spool"));
         let living = Living {
@@ -583,22 +595,43 @@ impl Backend for Jail {
             watch: &self.watch,
         };
         grafts::cut(&living, store, || {
-            stored::put_files(directory, placed.workspace, store)?;
+            // What a new workspace would not be like is not light.
+            let light = match workspace::probe(limits.disk).0 == placed.workspace {
+                true => Light::read(&workspace_of(directory), &[]),
+                false => None,
+            };
+            if light.is_none() {
+                stored::put_files(directory, placed.workspace, store)?;
+            }
             self.watch.reached(At::FilesCopied);
             stored::put_spool(directory, store)?;
             self.watch.reached(At::SpoolCopied);
-            Ok(())
+            Ok((light, Self::ids(number)))
         })
     }
 
-    fn graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
+    fn graft(
+        &self,
+        request: &BoxRequest,
+        store: &Path,
+        number: u32,
+        scion: &Arc<Scion>,
+    ) -> Result<Placed, Problem> {
         let spool = request.directory.join("spool");
+        let to = Self::ids(request.number);
+        let mut request = BoxRequest { scion: Some(Arc::clone(scion)), first: None, ..request.clone() };
+        if scion.is_light() {
+            request.workspace = None;
+        } else {
+            stored::take_files(store, &request.directory, &Self::ids(number), &to)?;
+        }
+        stored::take_spool(store, &request.directory, &to)?;
+        self.watch.reached(At::FilesLaid);
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
         grafts::give_state(store, &spool)?;
         self.watch.reached(At::StateGiven);
-        let placed =
-            self.create(&BoxRequest { scion: Some(Arc::clone(scion)), first: None, ..request.clone() })?;
+        let placed = self.create(&request)?;
         self.watch.reached(At::BoxMade);
         let grow = || {
             let program = self.agent_program()?;
@@ -610,7 +643,7 @@ impl Backend for Jail {
                 agent: placed.pid,
                 watch: &self.watch,
             };
-            grafts::grow(&living, store)
+            grafts::grow(&living, store, scion, &to)
         };
         if let Err(problem) = grow() {
             let _ = self.destroy(&request.id, &request.directory, Some(&placed));

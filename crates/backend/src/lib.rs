@@ -12,6 +12,7 @@ pub mod grafts;
 pub mod guest_programs;
 pub mod host;
 pub mod jail;
+mod light;
 pub mod link;
 mod memfd_image;
 mod packed;
@@ -211,13 +212,27 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Copies a box that is not frozen into `store`, an empty directory, without writing down what lives in it: its files are there
     /// then, and what this gives back is the rest, for [`Backend::graft`]. Nothing in the box stands still for it but the files.
     /// `Code::Unsupported` with a reason: there is more in this box (now) than can be copied like that.
-    fn cut(&self, _directory: &Path, _placed: &Placed, _store: &Path) -> Result<Arc<Scion>, Problem> {
+    fn cut(
+        &self,
+        _directory: &Path,
+        _placed: &Placed,
+        _number: u32,
+        _limits: &Limits,
+        _store: &Path,
+    ) -> Result<Arc<Scion>, Problem> {
         Err(no_snapshots())
     }
 
-    /// Makes the box that `scion` is of once more, for a request whose files are laid out already. On error nothing is left of it
-    /// but the files. `Code::Unsupported` with a reason: it cannot be had like that.
-    fn graft(&self, _request: &BoxRequest, _store: &Path, _scion: &Arc<Scion>) -> Result<Placed, Problem> {
+    /// Makes the box that `scion` is of once more, with its files, which had the number `number`. The directory of the request exists
+    /// and holds no files of a box; its workspace is of the kind that the other had. On error nothing is left of it but files.
+    /// `Code::Unsupported` with a reason: it cannot be had like that.
+    fn graft(
+        &self,
+        _request: &BoxRequest,
+        _store: &Path,
+        _number: u32,
+        _scion: &Arc<Scion>,
+    ) -> Result<Placed, Problem> {
         Err(no_snapshots())
     }
 

@@ -17,7 +17,7 @@ use std::{
 
 use carrel_jail::{
     stage,
-    userns::{self, Ids},
+    userns::{self, Ids, Mapping},
     workspace::{self, Kind, Ready},
 };
 use carrel_proto::{
@@ -90,23 +90,25 @@ fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     Err(io::Error::new(kind, said.lines().next().unwrap_or("cp failed").to_owned()))
 }
 
+/// What an owner in one box is in another.
+pub(crate) fn owner_in(from: &Ids, to: &Ids, (uid, gid): (u32, u32)) -> (u32, u32) {
+    let other = |from: &[Mapping], to: &[Mapping], id: u32| {
+        let same = from.iter().zip(to).find(|(old, _)| old.outside == id);
+        same.map_or(id, |(_, new)| new.outside)
+    };
+    (other(&from.uid, &to.uid, uid), other(&from.gid, &to.gid, gid))
+}
+
 /// What belonged to a box becomes another's. Nobody else has a hand in the tree.
 fn give_all(root: &Path, from: &Ids, to: &Ids) -> io::Result<()> {
     if from == to {
         return Ok(());
     }
-    let others = |from: &[_], to: &[_]| -> Vec<(u32, u32)> {
-        let pairs =
-            |(a, b): (&carrel_jail::userns::Mapping, &carrel_jail::userns::Mapping)| (a.outside, b.outside);
-        from.iter().zip(to).map(pairs).collect()
-    };
-    let (uids, gids) = (others(&from.uid, &to.uid), others(&from.gid, &to.gid));
-    let other =
-        |pairs: &[(u32, u32)], id: u32| pairs.iter().find(|(old, _)| *old == id).map_or(id, |(_, new)| *new);
     let mut todo = vec![root.to_path_buf()];
     while let Some(path) = todo.pop() {
         let meta = fs::symlink_metadata(&path)?;
-        lchown(&path, Some(other(&uids, meta.uid())), Some(other(&gids, meta.gid())))?;
+        let (uid, gid) = owner_in(from, to, (meta.uid(), meta.gid()));
+        lchown(&path, Some(uid), Some(gid))?;
         if meta.is_dir() {
             for entry in fs::read_dir(&path)? {
                 todo.push(entry?.path());

@@ -372,7 +372,8 @@ impl Engine {
     fn cut(&self, record: &Record, placed: &Placed, id: &SnapshotId) -> Result<Taken, Problem> {
         let store = Store::make(&self.snapshots_place(), id)?;
         self.watch.reached(Step::StoreMade);
-        match self.backend.cut(&self.directory(&record.id), placed, &store.path) {
+        let (directory, limits) = (self.directory(&record.id), &record.spec.limits);
+        match self.backend.cut(&directory, placed, record.number, limits, &store.path) {
             Ok(scion) => Ok(Taken { record: record.clone(), store, memory: Ok(()), scion: Some(scion) }),
             Err(problem) => {
                 store.discard();

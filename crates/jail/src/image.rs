@@ -14,6 +14,8 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::{FileExt, MetadataExt},
     },
+    sync::mpsc,
+    thread,
 };
 
 use carrel_graft::format::{
@@ -38,6 +40,9 @@ const MAX_ADDRESSES: u64 = 8 << 30;
 /// What mappings of files in memory are called.
 const IN_MEMORY: &str = "/memfd:";
 const SIGINT_BIT: u64 = 1 << 1;
+/// What is read at once, and how many of these are on their way.
+const CHUNK: usize = 128 << 10;
+const CHUNKS: usize = 4;
 /// Floating point as every program starts with it.
 const FLOAT_CONTROL: (u16, u32) = (0x37f, 0x1f80);
 /// What was rounded or overflowed so far; nobody asks.
@@ -67,6 +72,21 @@ impl Image {
     }
 }
 
+/// An image that is yet to be taken. Boxes can be given it already: what they are given can only be read.
+#[derive(Debug)]
+pub struct Blank(File);
+
+impl Blank {
+    pub fn new() -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        Ok(Self(memfd_create("python", flags)?.into()))
+    }
+
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+}
+
 fn refuse(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }
@@ -80,16 +100,21 @@ pub fn sleeps(pid: i32) -> bool {
 
 /// Takes the image of a process that sleeps, and goes on sleeping.
 pub fn take(pid: i32) -> io::Result<Image> {
-    take_in(pid, &SLEEPS, MAX_BYTES)
+    let blank = Blank::new()?;
+    let (bytes, files) = take_in(pid, &SLEEPS, MAX_BYTES, &blank)?;
+    let path = format!("/proc/self/fd/{}", blank.0.as_raw_fd());
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Image { file, bytes, files })
 }
 
 /// Takes the image of one that waits for something to read, which a copy finds to be at its end. Anybody's code may have run in
 /// it; its own memory may be of so many bytes. `WouldBlock`: it does not wait yet.
-pub fn take_reader(pid: i32, most: u64) -> io::Result<Image> {
-    take_in(pid, &[READ], most)
+pub fn take_reader(pid: i32, most: u64, blank: &Blank) -> io::Result<()> {
+    take_in(pid, &[READ], most, blank).map(drop)
 }
 
-fn take_in(pid: i32, calls: &[u64], most: u64) -> io::Result<Image> {
+/// How large it is, and which files copies map.
+fn take_in(pid: i32, calls: &[u64], most: u64, blank: &Blank) -> io::Result<(u64, Vec<String>)> {
     let traced = Traced::stop(pid)?;
     let process = Process::open(pid)?;
     let registers = traced.registers()?;
@@ -102,7 +127,7 @@ fn take_in(pid: i32, calls: &[u64], most: u64) -> io::Result<Image> {
         taken.add(&process, &mapping, registers.rsp)?;
     }
     let header = process.header(&traced, &registers, &taken)?;
-    taken.write(header, &traced)
+    taken.write(header, &traced, &blank.0)
 }
 
 struct Process {
@@ -457,7 +482,12 @@ impl Taken {
         at
     }
 
-    fn write(mut self, mut header: Header, traced: &Traced) -> io::Result<Image> {
+    fn write(
+        mut self,
+        mut header: Header,
+        traced: &Traced,
+        mut file: &File,
+    ) -> io::Result<(u64, Vec<String>)> {
         if self.bytes > self.most || self.segments.len() as u64 > MAX_SEGMENTS {
             return Err(refuse("it is too large"));
         }
@@ -486,8 +516,6 @@ impl Taken {
                 segment.offset += header.length;
             }
         }
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let mut file = File::from(memfd_create("python", flags)?);
         let words = header.words().into_iter();
         let words = words.chain(self.segments.iter().flat_map(Segment::words));
         let words = words.chain(files.iter().flat_map(MappedFile::words));
@@ -495,27 +523,47 @@ impl Taken {
         tables.extend_from_slice(&paths);
         tables.resize(usize::try_from(header.length).map_err(io::Error::other)?, 0);
         file.write_all(&tables)?;
-        let mut page = vec![0; 64 << 10];
-        for (start, end) in &self.stored {
-            let mut at = *start;
-            while at < *end {
-                let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(page.len());
-                traced.read(at, &mut page[..count])?;
-                file.write_all(&page[..count])?;
-                at += count as u64;
-            }
-        }
-        Image::seal(file, self.files.into_iter().map(|(path, _)| path).collect())
+        copy(&self.stored, traced, file)?;
+        // From now on nobody can change it.
+        fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
+        Ok((file.stream_position()?, self.files.into_iter().map(|(path, _)| path).collect()))
     }
 }
 
-impl Image {
-    /// From now on nobody can change it, and what is handed on can only be read.
-    fn seal(mut file: File, files: Vec<String>) -> io::Result<Self> {
-        let bytes = file.stream_position()?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Self { file, bytes, files })
+/// Reads ranges of memory one after the other, while another thread writes: the file's pages take longer than their content.
+fn copy(ranges: &[(u64, u64)], traced: &Traced, mut file: &File) -> io::Result<()> {
+    let (full, to_write) = mpsc::channel::<(Vec<u8>, usize)>();
+    let (empty, to_fill) = mpsc::channel();
+    for _ in 0..CHUNKS {
+        let _ = empty.send(vec![0; CHUNK]);
     }
+    thread::scope(|scope| {
+        let writer = thread::Builder::new().spawn_scoped(scope, move || -> io::Result<()> {
+            for (chunk, length) in to_write {
+                file.write_all(&chunk[..length])?;
+                let _ = empty.send(chunk);
+            }
+            Ok(())
+        })?;
+        let read = || -> io::Result<()> {
+            for (start, end) in ranges {
+                let mut at = *start;
+                while at < *end {
+                    // Nobody fills them again if writing went wrong.
+                    let Ok(mut chunk) = to_fill.recv() else { return Ok(()) };
+                    let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK);
+                    traced.read(at, &mut chunk[..count])?;
+                    at += count as u64;
+                    if full.send((chunk, count)).is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        };
+        let read = read();
+        drop(full);
+        let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("writing an image failed")));
+        read.and(written)
+    })
 }

@@ -324,13 +324,13 @@ struct Images {
 }
 
 impl Images {
-    /// By its seals it is known that nothing else has the name of one by now.
+    /// By its seals it is known that nothing else has the name of one by now. A scion's maker waits for this, and may be at work
+    /// on it.
     fn open(spec: &BoxSpec) -> Self {
         let is_image =
             |file: &File| fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
-        let open =
-            |path: &Option<PathBuf>| path.as_ref().and_then(|path| File::open(path).ok()).filter(is_image);
-        Self { warm: open(&spec.image), scion: open(&spec.scion) }
+        let open = |path: &Option<PathBuf>| path.as_ref().and_then(|path| File::open(path).ok());
+        Self { warm: open(&spec.image).filter(is_image), scion: open(&spec.scion) }
     }
 }
 

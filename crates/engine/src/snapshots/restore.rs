@@ -182,15 +182,15 @@ impl Engine {
     fn fill(&self, heir: &Heir<'_>, record: &Record) -> Result<Placed, Problem> {
         let request = self.request(record, None, None)?;
         let request = BoxRequest { workspace: Some(heir.content.workspace), ..request };
+        if let Some(scion) = heir.scion {
+            return self.backend.graft(&request, heir.store, heir.content.number, scion);
+        }
         let with_memory = heir.memory != Memory::Nothing;
         self.backend.unpack(heir.store, heir.content.number, &request, with_memory)?;
         self.watch.reached(Step::FilesLaid);
-        let placed = match (heir.memory, heir.scion) {
-            (_, Some(scion)) => self.backend.graft(&request, heir.store, scion)?,
-            (Memory::Nothing, None) => self.backend.create(&request)?,
-            (memory, None) => {
-                self.backend.restore(&request, &memory_of(heir.store), memory).map_err(of_snapshot)?
-            }
+        let placed = match heir.memory {
+            Memory::Nothing => self.backend.create(&request)?,
+            memory => self.backend.restore(&request, &memory_of(heir.store), memory).map_err(of_snapshot)?,
         };
         Ok(placed)
     }

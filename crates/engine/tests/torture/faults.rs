@@ -116,15 +116,17 @@ impl Deed {
             Deed::ForkLiving => {
                 let cut = [
                     &[Step::StoreMade, Step::AgentPrepared, Step::AgentSaved],
-                    &[Step::FilesCopied, Step::SpoolCopied, Step::MemoryPacked, Step::ImageTaken][..],
+                    &[Step::FilesCopied, Step::SpoolCopied, Step::MemoryPacked][..],
                 ];
-                let graft = [
+                let make = [
                     &[Step::RowClaimed, Step::DirectoryMade, Step::FilesLaid],
-                    &[Step::StateGiven, Step::BoxMade, Step::MemoryUnpacked, Step::BoxBack][..],
+                    &[Step::StateGiven, Step::BoxMade, Step::MemoryUnpacked][..],
                 ]
                 .concat();
-                let end = [Step::RunningWritten, Step::StoreRemoved];
-                [&cut.concat()[..], &graft, &graft, &end].concat()
+                // The first waits for the image, of which they all come.
+                let first = [Step::ImageTaken, Step::BoxBack];
+                let end = [Step::BoxBack, Step::RunningWritten, Step::StoreRemoved];
+                [&cut.concat()[..], &make, &first, &make, &end].concat()
             }
             Deed::Adopt => vec![Step::KeysSwapped],
         }
