@@ -80,6 +80,8 @@ pub struct Forked {
     pub memory: bool,
     /// Why they have only the files.
     pub reason: Option<String>,
+    /// Nothing was written down for it, and what it is a fork of has kept all that it had.
+    pub living: bool,
 }
 
 fn millis(since: Instant) -> u64 {
@@ -386,12 +388,13 @@ impl Engine {
         let forked = self.blocking(move |engine| {
             let content = taken.content()?;
             let forks = engine.fork_all(&taken, &content, count, quota);
+            let living = taken.scion.is_some();
             let (store, watch) = (taken.store, engine.watch.clone());
             engine.clearing.run(move || {
                 store.discard();
                 watch.reached(Step::StoreRemoved);
             });
-            Ok(Forked { forks: forks?, copy_ms, memory: content.memory, reason: content.reason })
+            Ok(Forked { forks: forks?, copy_ms, memory: content.memory, reason: content.reason, living })
         });
         forked.await
     }

@@ -72,8 +72,11 @@ impl Trial {
 
     pub(crate) async fn fork(&mut self, adopted: bool) -> Result<(), String> {
         let forked = in_time("fork", self.engine.fork(&self.record, 1, None, None)).await;
-        let child = forked.map_err(told("a fork"))?.forks.remove(0).record;
-        self.copied();
+        let mut forked = forked.map_err(told("a fork"))?;
+        let child = forked.forks.remove(0).record;
+        if !forked.living {
+            self.copied();
+        }
         let content = self.model.content();
         self.holds(&child, &content).await?;
         if !adopted {
