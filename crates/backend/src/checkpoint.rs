@@ -40,6 +40,7 @@ use carrel_jail::{
 use carrel_proto::{
     frame::{self, Decoder},
     guest::Places,
+    id::ExecId,
     message::{Event, PROTOCOL, Request},
     problem::{Code, Problem},
 };
@@ -62,7 +63,7 @@ const VERSION: u32 = 1;
 /// Of one that is packed, so that a carrel that cannot unpack does not take its files for missing ones.
 const VERSION_PACKED: u32 = 2;
 const MANIFEST: &str = "manifest.json";
-pub(crate) const AGENT: &str = "agent.json";
+const AGENT: &str = "agent.json";
 /// File systems in memory that all sessions share.
 pub(crate) const IN_MEMORY: [(&str, &str); 4] =
     [("tmp.tar", "/tmp"), ("home.tar", Places::HOME), ("shm.tar", "/dev/shm"), ("run.tar", Places::RUN)];
@@ -589,12 +590,26 @@ impl Image {
         Ok(())
     }
 
-    /// Where the agent's state goes for the new agent to find it.
-    pub(crate) fn give_state(&self, spool: &Path) -> Result<(), Problem> {
-        fs::copy(self.directory.join(AGENT), spool.join(AGENT))
-            .map(drop)
-            .map_err(failed("giving the agent its state"))
+    /// See [`give_state`].
+    pub(crate) fn give_state(&self, spool: &Path) -> Result<u32, Problem> {
+        give_state(&self.directory, spool)
     }
+}
+
+/// Puts the agent's state where the new agent finds it. Says how often the sandbox that wrote it had been brought back: the new one
+/// goes on with its execs, whose numbers say so.
+pub(crate) fn give_state(image: &Path, spool: &Path) -> Result<u32, Problem> {
+    #[derive(Deserialize)]
+    struct State {
+        next_exec: u64,
+    }
+    let give = || -> io::Result<State> {
+        let text = fs::read(image.join(AGENT))?;
+        fs::write(spool.join(AGENT), &text)?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    let state = give().map_err(failed("giving the agent its state"))?;
+    Ok(ExecId::life_of(state.next_exec))
 }
 
 fn unpack_image(image: &Path, target: &Path, manifest: &Manifest) -> Result<(), Problem> {

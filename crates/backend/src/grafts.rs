@@ -8,7 +8,7 @@
 //! so it may not be large.
 
 use std::{
-    fs, io, mem,
+    io, mem,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -177,13 +177,6 @@ fn take(spare: i32, blank: &Blank) -> io::Result<()> {
             taken => return taken,
         }
     }
-}
-
-/// Where the agent of a copy finds what the other knew.
-pub(crate) fn give_state(store: &Path, spool: &Path) -> Result<(), Problem> {
-    fs::copy(store.join(checkpoint::AGENT), spool.join(checkpoint::AGENT))
-        .map(drop)
-        .map_err(|error| Problem::internal(format!("giving the agent its state: {error}")))
 }
 
 /// A new box, whose interpreter comes to life, gets what was in its other places.

@@ -492,15 +492,15 @@ impl Backend for Jail {
         let spool = request.directory.join("spool");
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
-        if let Err(problem) = image.give_state(&spool) {
-            // Perhaps because it is not there.
-            return Err(image.check().err().unwrap_or(problem));
-        }
+        // Perhaps because it is not there.
+        let life = image.give_state(&spool).map_err(|problem| image.check().err().unwrap_or(problem))?;
         self.watch.reached(At::StateGiven);
+        let resumed =
+            BoxRequest { resume: true, first: None, life: life.max(request.life), ..request.clone() };
         // At once: reading a big image takes longer than making the box.
         let (whole, placed) = std::thread::scope(|scope| {
             let reader = std::thread::Builder::new().spawn_scoped(scope, || image.check());
-            let placed = self.create(&BoxRequest { resume: true, first: None, ..request.clone() });
+            let placed = self.create(&resumed);
             let whole = match reader {
                 Ok(reader) => reader.join().unwrap_or_else(|_| Err(Problem::internal("reading the image"))),
                 // No thread to be had.
@@ -629,7 +629,7 @@ impl Backend for Jail {
         self.watch.reached(At::FilesLaid);
         fs::create_dir_all(&spool)
             .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
-        grafts::give_state(store, &spool)?;
+        request.life = checkpoint::give_state(store, &spool)?.max(request.life);
         self.watch.reached(At::StateGiven);
         let placed = self.create(&request)?;
         self.watch.reached(At::BoxMade);

@@ -15,6 +15,7 @@ use carrel_proto::{
     message::Run,
     outcome::{Outcome, SessionState},
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 struct World {
     state: tempfile::TempDir,
@@ -203,6 +204,41 @@ async fn without_undo_it_is_copied_all_the_same() {
         // Nobody but itself is there, its children included.
         let look = "n += 1; print(os.getpid() == own, open(f'/proc/{own}/task/{own}/children').read() == '')";
         assert_eq!(world.python(&record, look).await, "True True\n");
+    }
+    world.close().await;
+}
+
+/// A fork goes on with the execs of its parent, and both may have been brought back: no id means two.
+#[tokio::test]
+async fn ids_of_execs_are_never_given_twice() {
+    let world = World::new();
+    let record = world.sandbox().await;
+    let revive = async |record: &Record| {
+        let placed = world.engine.record(&record.id).unwrap().unwrap().placed.unwrap();
+        kill_process(Pid::from_raw(placed.pid).unwrap(), Signal::KILL).unwrap();
+        in_time("reviving", world.engine.existing(record.id.as_str(), None)).await.unwrap().record
+    };
+    let ids = async |record: &Record| {
+        world.python(record, "print(1)").await;
+        let execs = world.engine.execs(record).await.unwrap();
+        execs.into_iter().map(|exec| exec.exec.to_string()).collect::<Vec<_>>()
+    };
+    let record = revive(&record).await;
+    let first = ids(&record).await;
+
+    for written in [false, true] {
+        let fork = if written {
+            world.bash(&record, "A=1").await;
+            let Some(fork) = world.fork_written(&record).await else { break };
+            fork
+        } else {
+            world.fork_living(&record).await
+        };
+        let seen = ids(&fork).await;
+        assert!(first.iter().all(|id| seen.contains(id)), "{first:?} {seen:?}");
+        let fork = revive(&fork).await;
+        let after = ids(&fork).await;
+        assert!(after.iter().all(|id| !seen.contains(id)), "{seen:?} {after:?}");
     }
     world.close().await;
 }

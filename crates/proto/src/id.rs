@@ -142,6 +142,11 @@ impl ExecId {
     pub fn first_number(life: u32) -> u64 {
         u64::from(life) * Self::PER_LIFE + 1
     }
+
+    /// How often a sandbox had been brought back whose next exec has this number.
+    pub fn life_of(number: u64) -> u32 {
+        u32::try_from(number.saturating_sub(1) / Self::PER_LIFE).unwrap_or(u32::MAX)
+    }
 }
 
 #[cfg(test)]
