@@ -166,6 +166,7 @@ pub fn loopback_up(socket: BorrowedFd<'_>) -> io::Result<()> {
     check(result.into()).map(drop)
 }
 
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -212,6 +213,16 @@ pub fn loop_configure(device: BorrowedFd<'_>, backing: BorrowedFd<'_>) -> io::Re
     // SAFETY: LOOP_CONFIGURE reads one loop_config, which `config` is by layout.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
     check(result.into()).map(drop)
+}
+
+/// The file behind a loop device, as `stat` names it: its device and its inode.
+pub fn loop_backing(device: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    // SAFETY: as above.
+    let mut info: LoopInfo = unsafe { mem::zeroed() };
+    // SAFETY: LOOP_GET_STATUS64 writes one loop_info64, which `info` is by layout.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
+    check(result.into())?;
+    Ok((info.device, info.inode))
 }
 
 /// A child that has ended, with what it used.

@@ -159,7 +159,14 @@ fn device_of(image: &Path) -> Option<(String, File)> {
     let image = fs::canonicalize(image).ok()?;
     let loops = fs::read_dir("/sys/block").ok()?.flatten().map(|entry| entry.file_name());
     let mut names = loops.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("loop"));
-    names.find(|name| is_of_image(name, &image)).and_then(|name| hold(&name, &image))
+    // One that was made ready had no name then, and the kernel goes on calling it that.
+    let may_be = |name: &String| {
+        fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).is_ok_and(|backing| {
+            let backing = backing.trim_end_matches('\n');
+            Path::new(backing) == image || backing.ends_with(" (deleted)")
+        })
+    };
+    names.find_map(|name| may_be(&name).then(|| hold(&name, &image)).flatten())
 }
 
 /// The same of an image that is mounted at `directory`, without looking through all devices of the host.
@@ -168,19 +175,16 @@ fn device_below(directory: &Path, image: &Path) -> Option<(String, File)> {
     let device = fs::symlink_metadata(directory).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let path = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
-    hold(path.file_name()?.to_str()?, &fs::canonicalize(image).ok()?)
-}
-
-fn is_of_image(name: &str, image: &Path) -> bool {
-    fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"))
-        .is_ok_and(|backing| Path::new(backing.trim_end_matches('\n')) == image)
+    hold(path.file_name()?.to_str()?, image)
 }
 
 fn hold(name: &str, image: &Path) -> Option<(String, File)> {
+    use std::os::unix::fs::MetadataExt;
     let path = format!("/dev/{name}");
     let held = OpenOptions::new().read(true).open(&path).ok()?;
     // It may have been freed and taken for another image before it was held.
-    is_of_image(name, image).then_some((path, held))
+    let meta = fs::metadata(image).ok()?;
+    (sys::loop_backing(held.as_fd()).ok()? == (meta.dev(), meta.ino())).then_some((path, held))
 }
 
 fn attach_anew(directory: &Path, image: &Path) -> io::Result<()> {
@@ -390,18 +394,25 @@ mod tests {
             return;
         }
         let root = std::env::temp_dir().join(format!("carrel-workspace-{}", std::process::id()));
-        let (directory, image) = (root.join("workspace"), root.join("workspace.ext4"));
+        let (directory, templates) = (root.join("workspace"), root.join("templates"));
         fs::create_dir_all(&directory).expect("a directory");
-        create(&directory, &image, &root.join("templates"), limit).expect("a workspace");
-        fs::write(directory.join("file"), "written last").expect("a file");
-        // As the processes of a dying box do: the mount is out of sight, and still there.
-        let held = File::open(directory.join("file")).expect("the file");
-        detach(&directory).expect("no mount");
-        attach(&directory, &image).expect("the workspace again");
-        let text = fs::read_to_string(directory.join("file"));
-        detach(&directory).expect("no mount");
-        drop(held);
+        let made = |image: &Path| create(&directory, image, &templates, limit);
+        let made_ready = |image: &Path| Ready::make(&templates, limit)?.settle(&directory, image);
+        let ways: [(&str, &dyn Fn(&Path) -> io::Result<()>); 2] =
+            [("made.ext4", &made), ("ready.ext4", &made_ready)];
+        for (name, make) in ways {
+            let image = root.join(name);
+            make(&image).expect("a workspace");
+            fs::write(directory.join("file"), "written last").expect("a file");
+            // As the processes of a dying box do: the mount is out of sight, and still there.
+            let held = File::open(directory.join("file")).expect("the file");
+            detach(&directory).expect("no mount");
+            attach(&directory, &image).expect("the workspace again");
+            let text = fs::read_to_string(directory.join("file"));
+            detach(&directory).expect("no mount");
+            drop(held);
+            assert_eq!(text.ok().as_deref(), Some("written last"), "{name}");
+        }
         fs::remove_dir_all(&root).expect("nothing left");
-        assert_eq!(text.ok().as_deref(), Some("written last"));
     }
 }
