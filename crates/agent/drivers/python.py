@@ -42,6 +42,7 @@ SOURCES = {}  # file name of a call -> its code, oldest first
 PLAIN = {int, float, complex, bool, str, bytes, list, tuple, dict, set, frozenset, type}
 HOOKED = {"linecache", "matplotlib.pyplot", "IPython.core.display_functions"}  # adapted when user code imports them
 LOCK = allocate_lock()
+NAMED = {"__main__"}  # modules that the agent need not be told of: python has them anyway, or it has been told
 
 
 class call:
@@ -274,9 +275,27 @@ def answer(number, source):
     del failure  # and with it the frames and their variables
     reason = obstacle() if call.undo else None
     unspared = "" if reason is None else ',"unspared":' + quote(reason)
+    if "import" in source:  # before the end, after which nobody may be left to hear it
+        attempt(tell_imports, source)
     with LOCK:
         call.id, call.last = None, number
         send(('{"id":%d,"done":{"exit":%d,"error":%s%s}}\n' % (number, status, error, unspared)).encode())
+
+
+def tell_imports(source):
+    """Which modules user code has asked for by name, each once: a warm parent may have them next time."""
+    found = []
+    for line in source.split("\n"):
+        verb, _, rest = line.partition(";")[0].strip().partition(" ")
+        if verb in ("import", "from"):
+            for name in rest.split(",") if verb == "import" else [rest]:
+                name = name.strip().partition(" ")[0].partition(".")[0]
+                if name in sys.modules and name not in NAMED:
+                    NAMED.add(name)
+                    found.append(quote(name))
+    if found:
+        with LOCK:
+            send(('{"imports":[%s]}\n' % ",".join(found)).encode())
 
 
 def attempt(function, *arguments):
@@ -508,6 +527,7 @@ def start():
     sys.meta_path.insert(0, Hook)
     set_builtins()
     set_environment()
+    NAMED.update(sys.modules)
     if b"CARREL_PARENT" in environ:
         rare("await_life", "WARM")()
     send(b'{"ready":{"version":"%d.%d.%d"}}\n' % sys.version_info[:3])
@@ -985,7 +1005,7 @@ def obey(request):
         return keep()
     if "copy" in request:
         drop([spare for spare in SPARES if spare[2] == call.last])  # the agent has lost it, or killed it
-        return spare()
+        return spare() and keep()
     drop([spare for spare in SPARES if spare[2] > request["undo"]])
     settle()
     try:

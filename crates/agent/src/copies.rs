@@ -5,10 +5,10 @@
 //! copy that does not say that it is ready is replaced by an interpreter that was started, before anybody's code has run, and
 //! this box makes no more copies.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd};
+use std::{collections::BTreeMap, fs::OpenOptions, io::Write, os::fd::OwnedFd, path::PathBuf};
 
 use carrel_graft::format::ARGUMENT;
-use carrel_proto::guest::{Language, Places};
+use carrel_proto::guest::{IMPORTS, Language, Places};
 use serde_json::json;
 
 use crate::serve::Agent;
@@ -47,7 +47,32 @@ fn starts_alike(parent: &BTreeMap<String, String>, own: &BTreeMap<String, String
     names().all(|name| parent.get(name) == own.get(name))
 }
 
+/// Names of modules that are written down for the host: no more than anybody needs to learn from.
+const MOST_IMPORTS: usize = 64;
+
+/// What a module may be called that a parent could load.
+fn is_module(name: &str) -> bool {
+    let mut all = name.chars();
+    let first = all.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+    first && name.len() <= 64 && all.all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
 impl Agent {
+    /// User code has asked for these modules: written down for whoever clears up after this box.
+    pub(crate) fn heard_imports(&mut self, names: &[String]) {
+        let mut new = String::new();
+        for name in names.iter().filter(|name| is_module(name)) {
+            if self.imports.len() < MOST_IMPORTS && self.imports.insert(name.clone()) {
+                new.push_str(name);
+                new.push('\n');
+            }
+        }
+        let path = PathBuf::from(&self.config.places.spool).join(IMPORTS);
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        // It is nobody's loss.
+        let _ = file.and_then(|mut file| file.write_all(new.as_bytes()));
+    }
+
     /// A copy in place of a new interpreter, if that would be the same.
     pub(crate) fn copy(&self, language: Language, env: &BTreeMap<String, String>) -> Option<Copy> {
         let image = self.image.as_ref().filter(|_| language == Language::Python)?;

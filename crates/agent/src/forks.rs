@@ -48,7 +48,12 @@ fn manner(pid: i32) -> io::Result<Manner> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let is_kept = |line: &&str| line.split_once(':').is_some_and(|(name, _)| KEPT.contains(&name));
     let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
-    Ok(Manner(status.lines().filter(is_kept).chain(limits.lines()).map(str::to_owned).collect()))
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Counted from its state on, which is the third: priority, nice value, and how it is scheduled.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let scheduled = [15, 16, 37, 38].map(|at| fields.get(at).copied().unwrap_or(""));
+    let lines = status.lines().filter(is_kept).chain(limits.lines()).chain(scheduled);
+    Ok(Manner(lines.map(str::to_owned).collect()))
 }
 
 /// A python that is to come to life.
@@ -76,15 +81,24 @@ impl Agent {
         }
         let id = self.only_python()?;
         self.have_copy_made(id);
-        let spare = self.spare_of_all(id).inspect_err(|_| self.let_go_of_copies())?;
+        let forkable = self.forkable(id).inspect_err(|_| self.let_go_of_copies())?;
+        self.preparing = Some(caller);
+        Ok(forkable)
+    }
+
+    fn forkable(&self, id: u32) -> Result<Event, Problem> {
+        let spare = self.spare_of_all(id)?;
         let outside = |error: io::Error| refused(&error.to_string());
+        let main = self.processes.get(&id).and_then(|process| process.runner.main()).unwrap_or(spare);
+        // A spare has none.
+        if !fs::read_to_string(format!("/proc/{main}/timers")).unwrap_or_default().is_empty() {
+            return Err(refused("it has timers"));
+        }
         let cwd = fs::read_link(format!("/proc/{spare}/cwd")).map_err(outside)?;
         let Some(cwd) = cwd.to_str().filter(|cwd| !cwd.ends_with(" (deleted)")).map(str::to_owned) else {
             return Err(refused("its working directory has no name"));
         };
-        let manner = manner(spare).map_err(outside)?;
-        self.preparing = Some(caller);
-        Ok(Event::Forkable { spare, cwd, manner })
+        Ok(Event::Forkable { spare, cwd, manner: manner(spare).map_err(outside)? })
     }
 
     /// If it is all that lives in the box, as far as the agent has started it.
@@ -147,6 +161,16 @@ impl Agent {
             let init = session.init.as_ref().map(|init| init.pid());
             known.extend(init.transpose().map_err(|error| refused(&error.to_string()))?);
         }
+        // Those that have ended as well: their parent has yet to ask how.
+        let mut parents = self
+            .processes
+            .values()
+            .flat_map(|process| [Some(process.runner.child.pid), process.runner.main()]);
+        if parents.any(|parent| {
+            parent.is_some_and(|parent| tree::children(parent).iter().any(|pid| !known.contains(pid)))
+        }) {
+            return Err(refused("its interpreter has other children"));
+        }
         let own = rustix::process::getpid().as_raw_nonzero().get();
         let is_other = |pid: &i32| !known.contains(pid) && tree::start_time(*pid).is_some();
         if tree::below(own).iter().any(is_other) {
@@ -202,6 +226,7 @@ impl Agent {
         while let Some(interpreter) = self.interpreters.get(&id)
             && !interpreter.ready
             && interpreter.mute.is_none()
+            && Instant::now() < deadline
             && tree::wait_readable(&interpreter.replies, deadline)
         {
             self.hear_driver(id);

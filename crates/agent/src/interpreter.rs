@@ -133,6 +133,9 @@ pub(crate) struct Reply {
     /// python: a spare has taken over.
     #[serde(default)]
     pub(crate) restored: Option<Spared>,
+    /// python: modules that user code has asked for.
+    #[serde(default)]
+    pub(crate) imports: Vec<String>,
     #[serde(default)]
     pub(crate) display: Option<Box<serde_json::value::RawValue>>,
     #[serde(default)]

@@ -265,6 +265,9 @@ impl Agent {
             }
             return;
         }
+        if !reply.imports.is_empty() {
+            return self.heard_imports(&reply.imports);
+        }
         if let Some(spared) = reply.spare {
             return self.heard_spare(id, spared);
         }

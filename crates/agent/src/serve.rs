@@ -68,6 +68,8 @@ pub(crate) struct Agent {
     pub(crate) root: Option<Root>,
     /// Of a warm python, if there is one; see [`crate::copies`].
     pub(crate) image: Option<OwnedFd>,
+    /// Modules that user code has asked for.
+    pub(crate) imports: BTreeSet<String>,
     pub(crate) connections: BTreeMap<u32, Connection>,
     pub(crate) sessions: BTreeMap<SessionName, Session>,
     pub(crate) processes: BTreeMap<u32, Process>,
@@ -147,6 +149,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         shadow,
         root: None,
         image,
+        imports: BTreeSet::new(),
         connections: BTreeMap::new(),
         sessions: BTreeMap::new(),
         processes: BTreeMap::new(),

@@ -332,6 +332,7 @@ impl Agent {
                 && interpreter.history.awaited
                 && interpreter.language == Language::Python
                 && interpreter.mute.is_none()
+                && Instant::now() < deadline
             {
                 if !tree::wait_readable(&interpreter.replies, deadline) {
                     break;

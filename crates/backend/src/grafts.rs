@@ -2,7 +2,7 @@
 //!
 //! Where all that lives in a box is one python between two calls, its agent names a process that has all of its state and only
 //! waits (a *spare*). Its image is taken as that of a warm parent is ([`crate::warm`]), and a new box has its first interpreter
-//! come to life as a graft of it. That leaves files, and what the agent knows. [`crate::checkpoint`] is the way for everything else.
+//! come to life as a graft of it. That leaves files, which go through memory ([`crate::light`]), and what the agent knows. [`crate::checkpoint`] is the way for everything else.
 //!
 //! The image is in memory, and every copy maps it: what none of them changes is there once. It belongs to nobody's limits,
 //! so it may not be large.
@@ -49,10 +49,9 @@ pub struct Scion {
     manner: Manner,
     /// The ids of its box.
     ids: Ids,
-    /// Its workspace; else that is in the store.
-    workspace: Option<Light>,
-    /// Its other places, where its files are ours; else they are in the store, and written by somebody with the ids of the box.
-    places: Option<Vec<(&'static str, Light)>>,
+    workspace: Light,
+    /// Its other places.
+    places: Vec<(&'static str, Light)>,
     taking: Mutex<Taking>,
 }
 
@@ -73,13 +72,8 @@ impl Scion {
         guest::Scion { image: None, cwd: self.cwd.clone(), manner: self.manner.clone() }
     }
 
-    /// Whether its files come with it.
-    pub(crate) fn is_light(&self) -> bool {
-        self.workspace.is_some()
-    }
-
     pub(crate) fn lay_out(&self, workspace: &Path, ids: &Ids) -> io::Result<()> {
-        self.workspace.as_ref().map_or(Ok(()), |files| files.write(workspace, &self.ids, ids))
+        self.workspace.write(workspace, &self.ids, ids)
     }
 
     /// Waits for the image.
@@ -105,12 +99,17 @@ fn refused(error: io::Error) -> Problem {
     Problem::new(Code::Unsupported, format!("its interpreter cannot be copied as it lives: {error}"))
 }
 
-/// Begins to take the image of what lives in a box, and does `meanwhile`, which gives back its files, if they are light, and its
-/// ids. Its agent starts nothing until the image is there.
+/// Too much of something to be copied through memory.
+pub(crate) fn too_much(place: &str) -> Problem {
+    Problem::new(Code::Unsupported, format!("there is more in {place} than is copied through memory"))
+}
+
+/// Begins to take the image of what lives in a box, and does `meanwhile`, which gives back its files and its ids. Its agent starts
+/// nothing until all of that is there.
 pub(crate) fn cut(
     living: &Living<'_>,
     store: &Path,
-    meanwhile: impl FnOnce() -> Result<(Option<Light>, Ids), Problem>,
+    meanwhile: impl FnOnce() -> Result<(Light, Ids), Problem>,
 ) -> Result<Arc<Scion>, Problem> {
     let mut talk = Talk::open(living.socket)?;
     let (spare, cwd, manner) = match talk.ask(&Request::PrepareFork) {
@@ -127,39 +126,50 @@ pub(crate) fn cut(
     talk.ask(&Request::Save)?;
     checkpoint::keep_state(living, store)?;
     living.watch.reached(Step::AgentSaved);
+    // For as long as anybody holds it, the agent starts nothing.
+    let line = Arc::new(talk);
     let image = Arc::new(Blank::new().map_err(refused)?);
     let ((workspace, ids), taking) = {
         let image = Arc::clone(&image);
-        // The line goes with the thread: until it ends the agent starts nothing.
-        let taking = thread::Builder::new().spawn(move || take(spare, &image).inspect(|()| drop(talk)));
+        let line = Arc::clone(&line);
+        let taking = thread::Builder::new().spawn(move || take(spare, &image).inspect(|()| drop(line)));
         (meanwhile()?, taking.map_err(refused)?)
     };
-    let places = match userns::has_many_ids() {
-        true => checkpoint::pack_all(living, store).map(|()| None)?,
-        false => Some(read_places(living.agent)?),
-    };
+    let places = read_places(living.agent)?;
+    if is_in_store(&places) {
+        checkpoint::pack_all(living, store)?;
+    }
+    drop(line);
     living.watch.reached(Step::MemoryPacked);
     let taking = Mutex::new(Taking::Begun(taking));
     Ok(Arc::new(Scion { image, cwd, manner, ids, workspace, places, taking }))
 }
 
+/// What is in them, but for those that are empty.
 fn read_places(agent: i32) -> Result<Vec<(&'static str, Light)>, Problem> {
-    let read = |(_, place): (_, &'static str)| {
-        let light = Light::read(&inside(agent, place), known_in(place)).ok_or_else(|| {
-            Problem::new(Code::Unsupported, format!("there is more in {place} than is copied through memory"))
-        });
-        light.map(|light| (place, light))
-    };
-    IN_MEMORY.into_iter().map(read).collect()
+    let mut places = Vec::new();
+    for (_, place) in IN_MEMORY {
+        let light = Light::read(&inside(agent, place), known_in(place)).ok_or_else(|| too_much(place))?;
+        if !light.is_empty() {
+            places.push((place, light));
+        }
+    }
+    Ok(places)
 }
 
-/// A process of a box by its pid there.
-fn on_host(agent: i32, pid: i32) -> Option<i32> {
+/// Where boxes have ids of their own, only somebody who has taken them on can write to these places.
+fn is_in_store(places: &[(&str, Light)]) -> bool {
+    userns::has_many_ids() && !places.is_empty()
+}
+
+/// A process of a box by its pid there, and when it was born.
+fn on_host(agent: i32, pid: i32) -> Option<(i32, u64)> {
     let mut todo = vec![agent];
     while let Some(parent) = todo.pop() {
         for child in tree::children(parent) {
-            if tree::pids(child).get(1) == Some(&pid) {
-                return Some(child);
+            let born = tree::start_time(child);
+            if tree::pids(child).get(1) == Some(&pid) && tree::start_time(child) == born {
+                return born.map(|born| (child, born));
             }
             todo.push(child);
         }
@@ -167,10 +177,10 @@ fn on_host(agent: i32, pid: i32) -> Option<i32> {
     None
 }
 
-fn take(spare: i32, blank: &Blank) -> io::Result<()> {
+fn take((spare, born): (i32, u64), blank: &Blank) -> io::Result<()> {
     let deadline = Instant::now() + SOON;
     loop {
-        match image::take_reader(spare, MOST, blank) {
+        match image::take_reader(spare, born, MOST, blank) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                 thread::sleep(LOOK);
             }
@@ -181,10 +191,11 @@ fn take(spare: i32, blank: &Blank) -> io::Result<()> {
 
 /// A new box, whose interpreter comes to life, gets what was in its other places.
 pub(crate) fn grow(living: &Living<'_>, store: &Path, scion: &Scion, ids: &Ids) -> Result<(), Problem> {
-    if scion.places.is_none() {
+    let in_store = is_in_store(&scion.places);
+    if in_store {
         checkpoint::unpack_all(living, store)?;
     }
-    for (place, light) in scion.places.iter().flatten() {
+    for (place, light) in scion.places.iter().filter(|_| !in_store) {
         let written = light.write(&inside(living.agent, place), &scion.ids, ids);
         written.map_err(|error| Problem::internal(format!("giving back files in {place}: {error}")))?;
     }

@@ -130,7 +130,7 @@ impl Jail {
             (Kind::Directory, true) => {}
             (Kind::Directory, false) => stage::give(&directory, owner.0, owner.1)?,
         }
-        if let (Some(scion), None) = (&request.scion, request.workspace) {
+        if let Some(scion) = &request.scion {
             scion.lay_out(&directory, &Self::ids(request.number))?;
         }
         Ok((kind, enforcement))
@@ -324,6 +324,36 @@ impl Jail {
             }
         }
         Ok(())
+    }
+
+    fn try_graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
+        let spool = request.directory.join("spool");
+        let to = Self::ids(request.number);
+        let scion_of = Some(Arc::clone(scion));
+        let mut request = BoxRequest { scion: scion_of, workspace: None, first: None, ..request.clone() };
+        stored::take_spool(store, &request.directory, &to)?;
+        self.watch.reached(At::FilesLaid);
+        request.life = checkpoint::give_state(store, &spool)?.max(request.life);
+        self.watch.reached(At::StateGiven);
+        let placed = self.create(&request)?;
+        self.watch.reached(At::BoxMade);
+        let grow = || {
+            let program = self.agent_program()?;
+            let socket = self.socket(&request.directory);
+            let living = Living {
+                socket: &socket,
+                spool: &spool,
+                program: &program,
+                agent: placed.pid,
+                watch: &self.watch,
+            };
+            grafts::grow(&living, store, scion, &to)
+        };
+        if let Err(problem) = grow() {
+            let _ = self.destroy(&request.id, &request.directory, Some(&placed));
+            return Err(problem);
+        }
+        Ok(placed)
     }
 
     /// The CRIU of this host. One that was found is taken to be there for as long as its file is.
@@ -595,61 +625,23 @@ impl Backend for Jail {
             watch: &self.watch,
         };
         grafts::cut(&living, store, || {
-            // What a new workspace would not be like is not light.
-            let light = match workspace::probe(limits.disk).0 == placed.workspace {
-                true => Light::read(&workspace_of(directory), &[]),
-                false => None,
-            };
-            if light.is_none() {
-                stored::put_files(directory, placed.workspace, store)?;
-            }
+            // A new workspace must be of the same kind.
+            let same = workspace::probe(limits.disk).0 == placed.workspace;
+            let files = same.then(|| Light::read(&workspace_of(directory), &[])).flatten();
+            let files = files.ok_or_else(|| grafts::too_much("/workspace"))?;
             self.watch.reached(At::FilesCopied);
             stored::put_spool(directory, store)?;
             self.watch.reached(At::SpoolCopied);
-            Ok((light, Self::ids(number)))
+            Ok((files, Self::ids(number)))
         })
     }
 
-    fn graft(
-        &self,
-        request: &BoxRequest,
-        store: &Path,
-        number: u32,
-        scion: &Arc<Scion>,
-    ) -> Result<Placed, Problem> {
-        let spool = request.directory.join("spool");
-        let to = Self::ids(request.number);
-        let mut request = BoxRequest { scion: Some(Arc::clone(scion)), first: None, ..request.clone() };
-        if scion.is_light() {
-            request.workspace = None;
-        } else {
-            stored::take_files(store, &request.directory, &Self::ids(number), &to)?;
-        }
-        stored::take_spool(store, &request.directory, &to)?;
-        self.watch.reached(At::FilesLaid);
-        fs::create_dir_all(&spool)
-            .map_err(|error| Problem::internal(format!("making the spool: {error}")))?;
-        request.life = checkpoint::give_state(store, &spool)?.max(request.life);
-        self.watch.reached(At::StateGiven);
-        let placed = self.create(&request)?;
-        self.watch.reached(At::BoxMade);
-        let grow = || {
-            let program = self.agent_program()?;
-            let socket = self.socket(&request.directory);
-            let living = Living {
-                socket: &socket,
-                spool: &spool,
-                program: &program,
-                agent: placed.pid,
-                watch: &self.watch,
-            };
-            grafts::grow(&living, store, scion, &to)
-        };
-        if let Err(problem) = grow() {
-            let _ = self.destroy(&request.id, &request.directory, Some(&placed));
-            return Err(problem);
-        }
-        Ok(placed)
+    fn graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
+        // Whatever goes wrong, there is another way.
+        self.try_graft(request, store, scion).map_err(|problem| match problem.code {
+            Code::Disk => problem,
+            _ => Problem::new(Code::Unsupported, problem.message),
+        })
     }
 
     fn snapshot_of_image(
@@ -719,8 +711,8 @@ impl Backend for Jail {
         self.spares.makes_many() && self.parents.is_time()
     }
 
-    fn make_parent(&self, environment: &Environment) {
-        self.make_warm(environment);
+    fn make_parent(&self, environment: &Environment, learned: &[String]) {
+        self.make_warm(environment, learned);
     }
 
     fn restock(&self, limits: &Limits) {

@@ -209,8 +209,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(no_snapshots())
     }
 
-    /// Copies a box that is not frozen into `store`, an empty directory, without writing down what lives in it: its files are there
-    /// then, and what this gives back is the rest, for [`Backend::graft`]. Nothing in the box stands still for it but the files.
+    /// Copies a box that is not frozen without writing down what lives in it, for [`Backend::graft`]: what its agent knows is in
+    /// `store`, an empty directory, then, and what this gives back is the rest. Its agent starts nothing meanwhile.
     /// `Code::Unsupported` with a reason: there is more in this box (now) than can be copied like that.
     fn cut(
         &self,
@@ -223,16 +223,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(no_snapshots())
     }
 
-    /// Makes the box that `scion` is of once more, with its files, which had the number `number`. The directory of the request exists
-    /// and holds no files of a box; its workspace is of the kind that the other had. On error nothing is left of it but files.
-    /// `Code::Unsupported` with a reason: it cannot be had like that.
-    fn graft(
-        &self,
-        _request: &BoxRequest,
-        _store: &Path,
-        _number: u32,
-        _scion: &Arc<Scion>,
-    ) -> Result<Placed, Problem> {
+    /// Makes the box that `scion` is of once more, with its files. The directory of the request exists and holds no files of a box.
+    /// On error nothing is left of it but files. `Code::Unsupported` with a reason: it cannot be had like that.
+    fn graft(&self, _request: &BoxRequest, _store: &Path, _scion: &Arc<Scion>) -> Result<Placed, Problem> {
         Err(no_snapshots())
     }
 
@@ -286,8 +279,9 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Prepares interpreters of this environment to be copied instead of started, if that is due; called when nobody waits.
-    fn make_parent(&self, _environment: &Environment) {}
+    /// Prepares interpreters of this environment to be copied instead of started, if that is due; called when nobody waits. Besides
+    /// what it is told to load, a parent has these modules, as far as it can.
+    fn make_parent(&self, _environment: &Environment, _learned: &[String]) {}
 
     /// Removes what somebody who was killed has left of a box that is on disk; its files stay within reach. Nearly always there is
     /// nothing, and a caller waits.

@@ -28,8 +28,8 @@ use rustix::fs::{
 use crate::stored::owner_in;
 
 /// Entries, and bytes of all files.
-const MANY: usize = 256;
-const MUCH: u64 = 1 << 20;
+const MANY: usize = 4096;
+const MUCH: u64 = 16 << 20;
 /// Directories in each other, each of which is held open.
 const DEEP: usize = 32;
 const WITHOUT_LINKS: OFlags =
@@ -66,9 +66,6 @@ impl Light {
 
     /// Into an empty directory of a box with other ids, in which nobody lives yet.
     pub(crate) fn write(&self, directory: &Path, from: &Ids, to: &Ids) -> io::Result<()> {
-        if self.0.len() <= 1 {
-            return Ok(());
-        }
         for entry in &self.0 {
             let path = directory.join(&entry.path);
             match &entry.what {
@@ -89,6 +86,13 @@ impl Light {
             utimensat(CWD, &path, &entry.times, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         Ok(())
+    }
+}
+
+impl Light {
+    /// Nothing but the directory itself.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.len() <= 1
     }
 }
 
@@ -219,7 +223,7 @@ mod tests {
             let file = File::create(place.join("holes")).expect("a file");
             file.set_len(1 << 16).expect("a hole");
         }));
-        assert!(!is_light(&|place| fs::write(place.join("big"), vec![1; 2 << 20]).expect("a file")));
+        assert!(!is_light(&|place| fs::write(place.join("big"), vec![1; 17 << 20]).expect("a file")));
         assert!(!is_light(&|place| {
             (0..=MANY).for_each(|number| fs::write(place.join(number.to_string()), b"").expect("a file"));
         }));

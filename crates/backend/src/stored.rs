@@ -21,6 +21,7 @@ use carrel_jail::{
     workspace::{self, Kind, Ready},
 };
 use carrel_proto::{
+    guest::IMPORTS,
     limits::ByteSize,
     problem::{Code, Problem},
 };
@@ -29,7 +30,7 @@ const IMAGE: &str = "workspace.ext4";
 const DIRECTORY: &str = "workspace";
 const SPOOL: &str = "spool";
 /// What an agent says of itself belongs to its own box.
-const OWN: [&str; 3] = ["agent.json", "agent.log", "ended.json"];
+const OWN: [&str; 4] = ["agent.json", "agent.log", "ended.json", IMPORTS];
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
     let what = what.to_owned();

@@ -60,11 +60,13 @@ pub struct Warmth {
     pub on: bool,
     /// Modules that a parent imports before its image is taken.
     pub modules: Vec<String>,
+    /// Whether it also imports what sandboxes before have asked for.
+    pub learn: bool,
 }
 
 impl Default for Warmth {
     fn default() -> Self {
-        Self { on: true, modules: Vec::new() }
+        Self { on: true, modules: Vec::new(), learn: true }
     }
 }
 
@@ -81,6 +83,8 @@ pub(crate) struct Parents {
 #[derive(Debug)]
 struct Parent {
     environment: String,
+    /// What it was to load besides.
+    learned: Vec<String>,
     taken: Instant,
     image: Result<Served, String>,
 }
@@ -89,8 +93,9 @@ struct Parent {
 struct Served {
     image: Image,
     copies: u32,
-    /// Why it has none of its modules.
-    without_modules: Option<String>,
+    /// What it has loaded, and why it has not loaded the rest.
+    modules: Vec<String>,
+    refused: Vec<(String, String)>,
     /// The files that copies map, as they are on the host, and what they were when the image was taken.
     files: Vec<(PathBuf, Option<Identity>)>,
 }
@@ -111,7 +116,10 @@ impl Identity {
 
 impl Parent {
     /// Whether another one is due.
-    fn is_worn(&self) -> bool {
+    fn is_worn(&self, learned: &[String]) -> bool {
+        if self.learned != learned && self.taken.elapsed() > REST {
+            return true;
+        }
         match &self.image {
             Ok(served) => {
                 served.copies >= MAX_COPIES
@@ -128,8 +136,9 @@ impl Parent {
 pub struct Told {
     pub bytes: u64,
     pub copies: u32,
-    /// Why it was made without the modules it was told to load.
-    pub without_modules: Option<String>,
+    /// What it has loaded, and why it has not loaded the rest.
+    pub modules: Vec<String>,
+    pub refused: Vec<(String, String)>,
 }
 
 /// Everything that an image depends on but the files' content.
@@ -169,14 +178,15 @@ impl Parents {
     }
 
     /// Whether a parent for this environment should be made now.
-    fn wants(&self, environment: &Environment) -> bool {
+    fn wants(&self, environment: &Environment, learned: &[String]) -> bool {
         let python = environment.interpreters.get(&Language::Python);
         if !environment.warmth.on || python.is_none_or(|python| python.program.is_empty()) {
             return false;
         }
         let name = name(environment);
         let known = lock(&self.known);
-        known.iter().find(|parent| parent.environment == name).is_none_or(Parent::is_worn)
+        let parent = known.iter().find(|parent| parent.environment == name);
+        parent.is_none_or(|parent| parent.is_worn(learned))
     }
 
     fn keep(&self, parent: Parent) {
@@ -195,7 +205,8 @@ impl Parents {
         let told = |served: &Served| Told {
             bytes: served.image.bytes,
             copies: served.copies,
-            without_modules: served.without_modules.clone(),
+            modules: served.modules.clone(),
+            refused: served.refused.clone(),
         };
         Some(parent.image.as_ref().map(told).map_err(Clone::clone))
     }
@@ -208,23 +219,48 @@ impl Jail {
     }
 
     /// Makes a parent for this environment if one is due. Takes as long as python takes to load.
-    pub(crate) fn make_warm(&self, environment: &Environment) {
+    pub(crate) fn make_warm(&self, environment: &Environment, learned: &[String]) {
         // Somebody is at it.
         let Ok(_making) = self.parents.making.try_lock() else { return };
-        if !self.parents.wants(environment) {
+        if !self.parents.wants(environment, learned) {
             return;
         }
-        let modules = &environment.warmth.modules;
-        let image = self.take_image(environment, modules).or_else(|problem| {
+        let mut modules = environment.warmth.modules.clone();
+        modules.extend(learned.iter().filter(|name| !environment.warmth.modules.contains(name)).cloned());
+        let image = self.take_image(environment, &modules).or_else(|problem| {
             if modules.is_empty() {
                 return Err(problem);
             }
-            // Not every module lets an image be taken: those that keep threads or handle signals do not.
             let bare = self.take_image(environment, &[])?;
-            Ok(Served { without_modules: Some(problem.message), ..bare })
+            Ok(self.with_good_ones(environment, bare, &modules, problem))
         });
         let image = image.map_err(|problem| problem.message);
-        self.parents.keep(Parent { environment: name(environment), taken: Instant::now(), image });
+        let environment = name(environment);
+        self.parents.keep(Parent { environment, learned: learned.to_vec(), taken: Instant::now(), image });
+    }
+
+    /// Not every module lets an image be taken: those that keep threads or handle signals do not. Adds to `base` those of `modules`
+    /// that do; all of them together do not, because of `problem`.
+    fn with_good_ones(
+        &self,
+        environment: &Environment,
+        mut base: Served,
+        modules: &[String],
+        problem: Problem,
+    ) -> Served {
+        if let [module] = modules {
+            base.refused.push((module.clone(), problem.message));
+            return base;
+        }
+        let (first, second) = modules.split_at(modules.len() / 2);
+        for half in [first, second] {
+            let all = [&base.modules[..], half].concat();
+            base = match self.take_image(environment, &all) {
+                Ok(served) => Served { refused: base.refused, ..served },
+                Err(problem) => self.with_good_ones(environment, base, half, problem),
+            };
+        }
+        base
     }
 
     fn take_image(&self, environment: &Environment, modules: &[String]) -> Result<Served, Problem> {
@@ -260,7 +296,7 @@ impl Jail {
             let image = await_sleeper(placed.pid).and_then(image::take).map_err(failed)?;
             let files = image.files.iter().map(|path| on_host(environment, path));
             let files = files.map(|path| (path.clone(), Identity::of(&path))).collect();
-            Ok(Served { image, copies: 0, without_modules: None, files })
+            Ok(Served { image, copies: 0, modules: modules.to_vec(), refused: Vec::new(), files })
         });
         // A box that could not be made is gone already.
         let ended =

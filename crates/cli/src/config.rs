@@ -252,7 +252,8 @@ impl Config {
             environments.set_undo_calls(name, own.unwrap_or_else(|| self.number(Key::UndoCalls)));
         }
         let parents = self.value(Key::WarmParents) == Some(&Value::Flag(true));
-        environments.set_warmth(Warmth { on: parents, modules: self.list(Key::WarmModules) });
+        let learn = self.value(Key::WarmLearn) == Some(&Value::Flag(true));
+        environments.set_warmth(Warmth { on: parents, modules: self.list(Key::WarmModules), learn });
         // What a flag says holds for every environment.
         let flag = self.values.get(&Key::UndoCalls).filter(|(_, origin)| matches!(origin, Origin::Flag(_)));
         let undo_calls = flag.map(|_| self.number(Key::UndoCalls));

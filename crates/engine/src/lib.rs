@@ -21,6 +21,7 @@ mod input;
 pub mod journal;
 pub mod keeper;
 pub mod keys;
+mod learn;
 mod lines;
 mod lock;
 pub mod nearest;
@@ -227,22 +228,22 @@ impl Engine {
 
     /// Sees to it that interpreters of new sandboxes with this environment can be copied from a warm parent, while others work.
     /// Nobody depends on it: without a parent they are started.
-    pub(crate) fn warm_up(&self, environment: String) {
+    pub(crate) fn warm_up(&self, name: String) {
         if !self.backend.wants_parent() {
             return;
         }
         let engine = self.clone();
         drop(tokio::task::spawn_blocking(move || {
-            if let Ok(environment) = engine.environment(&environment, engine.environments().whereabouts()) {
-                engine.backend.make_parent(&environment);
+            if let Ok(environment) = engine.environment(&name, engine.environments().whereabouts()) {
+                engine.backend.make_parent(&environment, &engine.learned(&name));
             }
         }));
     }
 
     /// Makes the warm parent of an environment now, if one is due, and says what there is: `None` where none is wanted.
-    pub fn parent(&self, environment: &str) -> Result<Option<Result<Told, String>>, Problem> {
-        let environment = self.environment(environment, self.environments().whereabouts())?;
-        self.backend.make_parent(&environment);
+    pub fn parent(&self, name: &str) -> Result<Option<Result<Told, String>>, Problem> {
+        let environment = self.environment(name, self.environments().whereabouts())?;
+        self.backend.make_parent(&environment, &self.learned(name));
         Ok(self.jail.parent(&environment))
     }
 

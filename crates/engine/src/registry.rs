@@ -3,6 +3,7 @@
 //! Reads never wait for writes: while one thread writes on the first connection, others read on a second one (WAL). What
 //! must not be exceeded or come twice (keys, quotas, closed scopes) is checked in the transaction that adds the row.
 
+pub(crate) mod imports;
 mod list;
 mod ready;
 mod schema;

@@ -63,6 +63,7 @@ impl Engine {
     }
 
     fn clear_up(&self, id: &SandboxId, record: &Record, lock: Lock) {
+        self.learn_from(record);
         // What cannot be removed now is tried again by every sweep.
         if self.take_away(id, record.placed.as_ref()).is_ok() {
             lock.discard();

@@ -547,6 +547,7 @@ impl Engine {
             self.keep_workspace(&record, target)?;
         }
         self.registry.set_state(&record.id, State::Closing, Some(EndReason::Closed))?;
+        self.learn_from(&record);
         self.erase(&record.id, record.placed.as_ref(), lock)?;
         self.note(Event::of(Kind::SessionDeleted, &record).detail(why));
         self.backend.restock(&record.spec.limits);

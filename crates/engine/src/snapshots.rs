@@ -325,12 +325,12 @@ impl Engine {
                 drop(self.settle(&record.id, lock)?);
                 return Ok(None);
             }
-            // One that is frozen is thawed for the other way.
-            if record.state == State::Running && source == Source::Living {
-                match self.cut(&record, &placed, id) {
-                    Err(problem) if problem.code == Code::Unsupported => {}
-                    taken => return taken.map(Some),
-                }
+            // One that is frozen is thawed for the other way, which also says what is wrong, if anything is.
+            if record.state == State::Running
+                && source == Source::Living
+                && let Ok(taken) = self.cut(&record, &placed, id)
+            {
+                return Ok(Some(taken));
             }
             let wanted = wanted.and_then(|wanted| match self.can_hibernate() {
                 Ok(()) => Ok(wanted),

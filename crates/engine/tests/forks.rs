@@ -292,6 +292,12 @@ async fn what_a_copy_would_not_have_is_written_down() {
             "signal.raise_signal(signal.SIGUSR1)",
             "handled\n",
         ),
+        (
+            "import subprocess; p = subprocess.Popen(['false']); import os; os.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)",
+            "print(p.wait())",
+            "1\n",
+        ),
+        ("import os; was = os.nice(0); os.nice(3)", "print(os.nice(0) - was)", "3\n"),
         ("import os; os.umask(0o77)", "print(oct(os.umask(0o77)))", "0o77\n"),
         (
             "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))",

@@ -9,7 +9,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Seek, Write},
+    io::{self, Read, Seek, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::{FileExt, MetadataExt},
@@ -24,7 +24,10 @@ use carrel_graft::format::{
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use crate::trace::{GeneralRegisters, Traced};
+use crate::{
+    trace::{GeneralRegisters, Traced},
+    tree,
+};
 
 /// Flags of mappings: huge pages, devices, locked, not for forks, shadow stacks.
 const NOT_KEPT: [&str; 5] = ["ht", "io", "lo", "dc", "ss"];
@@ -37,6 +40,8 @@ const SLEEPS: [u64; 4] = [23, 35, 230, 270];
 const READ: u64 = 0;
 /// A process can have addresses for far more than there is memory, and each page of them has to be asked for.
 const MAX_ADDRESSES: u64 = 8 << 30;
+/// Of what the kernel says of its mappings.
+const MAX_TEXT: u64 = 16 << 20;
 /// What mappings of files in memory are called.
 const IN_MEMORY: &str = "/memfd:";
 const SIGINT_BIT: u64 = 1 << 1;
@@ -101,33 +106,37 @@ pub fn sleeps(pid: i32) -> bool {
 /// Takes the image of a process that sleeps, and goes on sleeping.
 pub fn take(pid: i32) -> io::Result<Image> {
     let blank = Blank::new()?;
-    let (bytes, files) = take_in(pid, &SLEEPS, MAX_BYTES, &blank)?;
+    let (bytes, files) = take_in(&Traced::stop(pid)?, &SLEEPS, MAX_BYTES, &blank)?;
     let path = format!("/proc/self/fd/{}", blank.0.as_raw_fd());
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Image { file, bytes, files })
 }
 
 /// Takes the image of one that waits for something to read, which a copy finds to be at its end. Anybody's code may have run in
-/// it; its own memory may be of so many bytes. `WouldBlock`: it does not wait yet.
-pub fn take_reader(pid: i32, most: u64, blank: &Blank) -> io::Result<()> {
-    take_in(pid, &[READ], most, blank).map(drop)
+/// it, and its number may be another's by now; its own memory may be of so many bytes. `WouldBlock`: it does not wait yet.
+pub fn take_reader(pid: i32, start_time: u64, most: u64, blank: &Blank) -> io::Result<()> {
+    let traced = Traced::stop(pid)?;
+    // Held as it is now, it cannot be another any more.
+    if tree::start_time(pid) != Some(start_time) {
+        return Err(refuse("it has ended"));
+    }
+    take_in(&traced, &[READ], most, blank).map(drop)
 }
 
 /// How large it is, and which files copies map.
-fn take_in(pid: i32, calls: &[u64], most: u64, blank: &Blank) -> io::Result<(u64, Vec<String>)> {
-    let traced = Traced::stop(pid)?;
-    let process = Process::open(pid)?;
+fn take_in(traced: &Traced, calls: &[u64], most: u64, blank: &Blank) -> io::Result<(u64, Vec<String>)> {
+    let process = Process::open(traced.pid())?;
     let registers = traced.registers()?;
     if !calls.contains(&registers.orig_rax) {
         return Err(io::Error::new(io::ErrorKind::WouldBlock, "it does not wait"));
     }
-    process.refuse_what_is_not_kept(&traced)?;
+    process.refuse_what_is_not_kept(traced)?;
     let mut taken = Taken { most, ..Taken::default() };
     for mapping in process.mappings()? {
         taken.add(&process, &mapping, registers.rsp)?;
     }
-    let header = process.header(&traced, &registers, &taken)?;
-    taken.write(header, &traced, &blank.0)
+    let header = process.header(traced, &registers, &taken)?;
+    taken.write(header, traced, &blank.0)
 }
 
 struct Process {
@@ -200,7 +209,11 @@ impl Process {
     }
 
     fn mappings(&self) -> io::Result<Vec<Mapping>> {
-        let text = self.text("smaps")?;
+        let mut text = String::new();
+        let file = File::open(format!("/proc/{}/smaps", self.pid))?;
+        if file.take(MAX_TEXT).read_to_string(&mut text)? as u64 == MAX_TEXT {
+            return Err(refuse("it has too many mappings"));
+        }
         let mut all: Vec<Mapping> = Vec::new();
         for line in text.lines() {
             if let Some(flags) = line.strip_prefix("VmFlags:") {
@@ -392,6 +405,9 @@ impl Taken {
         if mapping.name == "[stack]" {
             // Below the pointer is what a called function may use without moving it.
             let used = (stack.saturating_sub(128) & !(PAGE - 1)).max(start);
+            if used >= end {
+                return Err(refuse("its stack is elsewhere"));
+            }
             let offset = self.store(used, end);
             self.segments.push(Segment { offset, stored: end - used, ..segment(Kind::Stack) });
             return Ok(());
@@ -488,7 +504,11 @@ impl Taken {
         traced: &Traced,
         mut file: &File,
     ) -> io::Result<(u64, Vec<String>)> {
-        if self.bytes > self.most || self.segments.len() as u64 > MAX_SEGMENTS {
+        let bytes = self
+            .stored
+            .iter()
+            .try_fold(0, |sum: u64, (start, end)| sum.checked_add(end.checked_sub(*start)?));
+        if bytes != Some(self.bytes) || self.bytes > self.most || self.segments.len() as u64 > MAX_SEGMENTS {
             return Err(refuse("it is too large"));
         }
         // Each file is opened once, for all of its segments.

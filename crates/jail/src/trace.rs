@@ -5,8 +5,16 @@
     reason = "ptrace has no safe wrapper; each block is one call with its own SAFETY note"
 )]
 
-use std::{io, marker::PhantomData, mem, ptr};
+use std::{
+    io,
+    marker::PhantomData,
+    mem, ptr, thread,
+    time::{Duration, Instant},
+};
 
+/// How long a process may take to stop, and how often it is looked whether it has.
+const STOPPING: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_micros(20);
 const NT_PRSTATUS: usize = 1;
 const NT_PRFPREG: usize = 2;
 const PTRACE_GETREGSET: libc::c_uint = 0x4204;
@@ -51,18 +59,26 @@ impl Traced {
         Ok(traced)
     }
 
+    /// One that waits for a child which shares its memory cannot be stopped: it is given up, and let go of with this thread.
     fn wait(&self) -> io::Result<()> {
         let mut status = 0;
+        let deadline = Instant::now() + STOPPING;
         loop {
             // SAFETY: `status` is a valid, writable integer.
-            let pid = unsafe { libc::waitpid(self.pid, &raw mut status, libc::__WALL) };
+            let pid = unsafe { libc::waitpid(self.pid, &raw mut status, libc::__WALL | libc::WNOHANG) };
             match check(pid.into()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
+                Ok(0) if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(0) => thread::sleep(LOOK),
                 Ok(_) if libc::WIFSTOPPED(status) => return Ok(()),
                 Ok(_) => return Err(io::Error::other("the process has ended")),
             }
         }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid
     }
 
     fn regset<T>(&self, which: usize) -> io::Result<T> {

@@ -396,13 +396,13 @@ mod tests {
         let root = std::env::temp_dir().join(format!("carrel-workspace-{}", std::process::id()));
         let (directory, templates) = (root.join("workspace"), root.join("templates"));
         fs::create_dir_all(&directory).expect("a directory");
-        let made = |image: &Path| create(&directory, image, &templates, limit);
-        let made_ready = |image: &Path| Ready::make(&templates, limit)?.settle(&directory, image);
-        let ways: [(&str, &dyn Fn(&Path) -> io::Result<()>); 2] =
-            [("made.ext4", &made), ("ready.ext4", &made_ready)];
-        for (name, make) in ways {
-            let image = root.join(name);
-            make(&image).expect("a workspace");
+        let make = |image: &Path, ready: bool| match ready {
+            true => Ready::make(&templates, limit)?.settle(&directory, image),
+            false => create(&directory, image, &templates, limit),
+        };
+        for ready in [false, true] {
+            let image = root.join(if ready { "ready.ext4" } else { "made.ext4" });
+            make(&image, ready).expect("a workspace");
             fs::write(directory.join("file"), "written last").expect("a file");
             // As the processes of a dying box do: the mount is out of sight, and still there.
             let held = File::open(directory.join("file")).expect("the file");
@@ -411,7 +411,7 @@ mod tests {
             let text = fs::read_to_string(directory.join("file"));
             detach(&directory).expect("no mount");
             drop(held);
-            assert_eq!(text.ok().as_deref(), Some("written last"), "{name}");
+            assert_eq!(text.ok().as_deref(), Some("written last"), "made ready: {ready}");
         }
         fs::remove_dir_all(&root).expect("nothing left");
     }

@@ -159,6 +159,9 @@ pub struct Scion {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manner(pub Vec<String>);
 
+/// Below the spool: modules that user code has asked for, a line each.
+pub const IMPORTS: &str = "imports";
+
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

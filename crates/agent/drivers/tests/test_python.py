@@ -42,7 +42,7 @@ def needs(module):
 
 class Result:
     def __init__(self):
-        self.out, self.err, self.displays, self.done = bytearray(), bytearray(), [], None
+        self.out, self.err, self.displays, self.imports, self.done = bytearray(), bytearray(), [], [], None
 
     exit = property(lambda self: self.done["exit"])
     error = property(lambda self: self.done["error"])
@@ -112,6 +112,9 @@ class Driver:
     def end(self, result):
         while result.done is None:
             reply = self.reply(result)
+            if "imports" in reply:
+                result.imports.extend(reply["imports"])
+                continue
             assert reply["id"] == self.number, reply
             if "display" in reply:
                 result.displays.append(reply["display"])
@@ -948,6 +951,22 @@ class Brief(Case):
         self.assertEqual((held["s"]["type"], held["s"]["shape"]), ("Series", "3"))
 
 
+class Imports(Case):
+    """What user code has asked for by name."""
+
+    def test_each_is_told_once(self):
+        for code, expected in (
+            ("import decimal as d, csv", ["decimal", "csv"]),
+            ("import decimal, json.decoder\nfrom xml.dom import minidom", ["json", "xml"]),
+            ("if True:\n  import fractions; x = 1", ["fractions"]),
+            ("import sys, posix\n__import__('calendar')", []),  # there from the start; not by name
+            ("import nowhere_at_all", []),
+            ("important = 'import calendar'\n'''\nimport\nfrom\n import ,,\n'''", []),
+            ("import calendar", ["calendar"]),
+        ):
+            self.assertEqual(self.driver.run(code).imports, expected, code)
+
+
 class Undo(Case):
     """Spares, as the agent sees them: by what the driver says."""
 
@@ -981,6 +1000,33 @@ class Undo(Case):
     def crash(self, code):
         self.driver.begin(code, undo=2)
         return self.restored()
+
+    def test_a_spare_that_is_all_of_the_state_says_so(self):
+        self.assertTrue(self.call("x = 1").spare["spare"]["bare"])
+        for code, undone in (
+            ("f = open('/dev/null')", "f.close()"),
+            ("import signal; signal.setitimer(signal.ITIMER_REAL, 1000)", "signal.setitimer(signal.ITIMER_REAL, 0)"),
+            ("import asyncio; await asyncio.sleep(0)", None),
+        ):
+            self.assertNotIn("bare", self.call(code).spare["spare"], code)
+            if undone:
+                self.assertTrue(self.call(undone).spare["spare"]["bare"], undone)
+
+    def test_a_copy_is_made_without_undo_and_let_go(self):
+        self.driver.run("x = 1")
+        self.send({"copy": True})
+        spare = self.driver.reply(Result())["spare"]
+        self.assertEqual((spare["id"], spare["bare"]), (1, True))
+        # One that the agent has lost is made anew.
+        os.kill(spare["pid"], 9)
+        self.send({"copy": True})
+        again = self.driver.reply(Result())["spare"]
+        self.assertNotEqual(again["pid"], spare["pid"])
+        gone = os.pidfd_open(again["pid"])
+        self.send({"keep": True})
+        self.assertTrue(select.select([gone], [], [], 10)[0])
+        os.close(gone)
+        self.assertEqual(self.driver.run("x").value, "1")
 
     def test_a_crash_is_taken_back(self):
         self.assertEqual(self.call("x = 1").spare["spare"]["id"], 1)

@@ -70,8 +70,10 @@ struct Warm {
     on: bool,
     /// Of the parent that was made to find out: what all copies share.
     bytes: Option<u64>,
-    /// What it was told to load.
+    /// What it has loaded: what it was told to, and what sandboxes have asked for.
     modules: Vec<String>,
+    /// What it could not, and why.
+    refused: BTreeMap<String, String>,
     error: Option<String>,
 }
 
@@ -159,12 +161,18 @@ fn warm_parents(context: &Looking<'_>) -> Warm {
         Ok(made) => made,
         Err(problem) => Some(Err(problem.message)),
     };
-    let (bytes, error) = match made {
-        Some(Ok(told)) => (Some(told.bytes), told.without_modules),
-        Some(Err(why)) => (None, Some(why)),
-        None => (None, None),
-    };
-    Warm { on: warmth.on, bytes, modules: warmth.modules.clone(), error }
+    let nothing =
+        Warm { on: warmth.on, bytes: None, modules: Vec::new(), refused: BTreeMap::new(), error: None };
+    match made {
+        Some(Ok(told)) => Warm {
+            bytes: Some(told.bytes),
+            modules: told.modules,
+            refused: told.refused.into_iter().collect(),
+            ..nothing
+        },
+        Some(Err(why)) => Warm { error: Some(why), ..nothing },
+        None => nothing,
+    }
 }
 
 /// Makes a sandbox, runs nothing much in it, and takes it away.
@@ -255,12 +263,10 @@ fn print(facts: &Facts, context: &Looking<'_>) -> Result<(), Problem> {
     }
     let warm = &facts.warm_parents;
     let modules = if warm.modules.is_empty() { "no modules".to_owned() } else { warm.modules.join(", ") };
+    let refused: String = warm.refused.iter().map(|(name, why)| format!("; not {name}: {why}")).collect();
     let word = match (warm.on, warm.bytes, &warm.error) {
         (false, _, _) => "off".to_owned(),
-        (true, Some(bytes), None) => format!("yes: python with {modules}, {}", ByteSize(bytes)),
-        (true, Some(bytes), Some(why)) => {
-            format!("yes: python without its modules, {} ({modules}: {why})", ByteSize(bytes))
-        }
+        (true, Some(bytes), _) => format!("yes: python with {modules}, {}{refused}", ByteSize(bytes)),
         (true, None, why) => format!("no: {}", why.as_deref().unwrap_or("python was not found")),
     };
     rows.push(("warm parents", word));

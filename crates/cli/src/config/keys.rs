@@ -29,6 +29,7 @@ pub(crate) enum Key {
     UndoCalls,
     WarmParents,
     WarmModules,
+    WarmLearn,
     Cpus,
     Memory,
     Pids,
@@ -99,7 +100,7 @@ pub(crate) enum Kind {
 const ISOLATION: &[&str] = &["jail", "weak"];
 
 impl Key {
-    pub(crate) const ALL: [Key; 30] = [
+    pub(crate) const ALL: [Key; 31] = [
         Key::State,
         Key::Isolation,
         Key::IdleTimeout,
@@ -109,6 +110,7 @@ impl Key {
         Key::UndoCalls,
         Key::WarmParents,
         Key::WarmModules,
+        Key::WarmLearn,
         Key::Cpus,
         Key::Memory,
         Key::Pids,
@@ -147,6 +149,7 @@ impl Key {
             Key::UndoCalls => "session.undo_calls",
             Key::WarmParents => "warm.parents",
             Key::WarmModules => "warm.modules",
+            Key::WarmLearn => "warm.learn",
             Key::Cpus => "limits.cpus",
             Key::Memory => "limits.memory",
             Key::Pids => "limits.pids",
@@ -203,7 +206,7 @@ impl Key {
             Key::UndoCalls => Kind::UpTo(MAX_UNDO),
             Key::PoolFloor | Key::PoolCeiling => Kind::UpTo(pool::MOST),
             Key::WarmModules => Kind::Modules,
-            Key::ProjectWritable | Key::ServeAudit | Key::WarmParents => Kind::Flag,
+            Key::ProjectWritable | Key::ServeAudit | Key::WarmParents | Key::WarmLearn => Kind::Flag,
         }
     }
 
@@ -222,7 +225,7 @@ impl Key {
             | Key::ServePublicUrl
             | Key::WarmModules
             | Key::OtlpEndpoint => return None,
-            Key::ServeAudit | Key::WarmParents => Value::Flag(true),
+            Key::ServeAudit | Key::WarmParents | Key::WarmLearn => Value::Flag(true),
             Key::ServePackAfter => Value::Time(PACK_AFTER),
             Key::Isolation => Value::Word(ISOLATION[0]),
             Key::IdleTimeout => Value::Time(Duration::from_secs(12 * 3600)),
@@ -248,7 +251,7 @@ impl Key {
     pub(crate) fn in_project_file(self) -> bool {
         match self {
             // Modules are loaded once for the sandboxes of all projects.
-            Key::State | Key::Isolation | Key::WarmParents | Key::WarmModules => false,
+            Key::State | Key::Isolation | Key::WarmParents | Key::WarmModules | Key::WarmLearn => false,
             _ => !["serve.", "telemetry.", "pool."].iter().any(|section| self.name().starts_with(section)),
         }
     }

@@ -6,7 +6,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::failed;
 
 /// Raised with every change of the tables.
-const SCHEMA: i64 = 4;
+const SCHEMA: i64 = 5;
 
 /// From nothing to 1.
 const FIRST: &str = "
@@ -121,6 +121,16 @@ const SNAPSHOTS: &str = "
     CREATE INDEX snapshots_by_sandbox ON snapshots (sandbox, number);
     PRAGMA user_version = 4;";
 
+/// From 4 to 5: how many sandboxes of an environment have asked for a module; without a name, how many have asked for any.
+const IMPORTS: &str = "
+    CREATE TABLE imports (
+        environment TEXT NOT NULL,
+        module      TEXT NOT NULL,
+        sandboxes   INTEGER NOT NULL,
+        PRIMARY KEY (environment, module)
+    ) STRICT, WITHOUT ROWID;
+    PRAGMA user_version = 5;";
+
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     let version =
         |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
@@ -137,7 +147,7 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), Problem> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     // Another process may have been first.
     let found = version(&transaction).map_err(failed)?;
-    for (from, step) in [FIRST, TENANTS, SLEEP, SNAPSHOTS].into_iter().enumerate() {
+    for (from, step) in [FIRST, TENANTS, SLEEP, SNAPSHOTS, IMPORTS].into_iter().enumerate() {
         if usize::try_from(found).is_ok_and(|found| found <= from) {
             transaction.execute_batch(step).map_err(failed)?;
         }

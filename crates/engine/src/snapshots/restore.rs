@@ -80,7 +80,7 @@ pub struct Forked {
     pub memory: bool,
     /// Why they have only the files.
     pub reason: Option<String>,
-    /// Nothing was written down for it, and what it is a fork of has kept all that it had.
+    /// Copied as it lived: CRIU has written nothing, and what it is a fork of can still take back all that it could.
     pub living: bool,
 }
 
@@ -185,7 +185,7 @@ impl Engine {
         let request = self.request(record, None, None)?;
         let request = BoxRequest { workspace: Some(heir.content.workspace), ..request };
         if let Some(scion) = heir.scion {
-            return self.backend.graft(&request, heir.store, heir.content.number, scion);
+            return self.backend.graft(&request, heir.store, scion);
         }
         let with_memory = heir.memory != Memory::Nothing;
         self.backend.unpack(heir.store, heir.content.number, &request, with_memory)?;

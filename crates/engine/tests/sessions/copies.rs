@@ -10,7 +10,7 @@ use std::{
 use carrel_engine::{Environments, Source, Warmth, Whereabouts, Wish};
 use carrel_proto::guest::Language::Python;
 
-use crate::world::{World, a_run, in_time};
+use crate::world::{Ran, World, a_run, in_time};
 
 /// Everything that a process can learn of itself and that must not depend on how it came to life, as JSON.
 const LOOK: &str = r#"
@@ -66,7 +66,7 @@ async fn a_copy_is_like_one_that_was_started() {
 fn warm_with(modules: &[&str]) -> World {
     let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     let modules = modules.iter().map(|&name| name.to_owned()).collect();
-    environments.set_warmth(Warmth { on: true, modules });
+    environments.set_warmth(Warmth { modules, ..Warmth::default() });
     let world = World::with(environments);
     world.engine().parent("python").unwrap().unwrap().unwrap();
     world
@@ -249,13 +249,55 @@ async fn modules_that_no_image_can_hold_are_left_out() {
     let program = make_python(artifact.path());
     let library = fs::read_dir(program.with_file_name("../lib")).unwrap().next().unwrap().unwrap().path();
     fs::write(library.join("handles.py"), "import signal; signal.signal(signal.SIGUSR1, print)\n").unwrap();
+    let modules = ["json", "csv", "handles", "decimal"].map(str::to_owned);
     let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
     environments.add("own".into(), Source::Artifact(artifact.path().into()));
-    environments.set_warmth(Warmth { on: true, modules: vec!["json".into(), "handles".into()] });
+    environments.set_warmth(Warmth { modules: modules.into(), ..Warmth::default() });
     let world = World::with(environments);
     let told = world.engine().parent("own").unwrap().unwrap().unwrap();
-    assert!(told.without_modules.as_ref().is_some_and(|why| why.contains("signals")), "{told:?}");
+    assert_eq!(told.modules, ["json", "csv", "decimal"]);
+    let [(name, why)] = &told.refused[..] else { panic!("{told:?}") };
+    assert!(name == "handles" && why.contains("signals"), "{told:?}");
     let sandbox = world.sandbox_with(Wish { environment: Some("own".into()), ..Wish::default() }).await;
-    let look = format!("import sys; {IS_COPY}, 'handles' in sys.modules");
-    assert_eq!(sandbox.python(&look).await.value(), Some("(True, False)"));
+    let look = format!("import sys; {IS_COPY}, 'handles' in sys.modules, 'decimal' in sys.modules");
+    assert_eq!(sandbox.python(&look).await.value(), Some("(True, False, True)"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modules_that_sandboxes_ask_for_are_there_before_they_do() {
+    async fn ask(world: &World, code: &str) -> Ran {
+        let sandbox = world.sandbox().await;
+        let ran = sandbox.python(code).await;
+        world.engine().close(&sandbox.record, None).await.unwrap();
+        ran
+    }
+    let mut environments = Environments::default().at(Whereabouts::of(std::env::vars_os()));
+    environments.set_warmth(Warmth { on: false, ..Warmth::default() });
+    let mut world = World::with(environments);
+    let odd = "import sys; sys.modules['a b'] = sys.modules['a/b'] = sys\n\"\"\"\nimport a/b\n\"\"\"";
+    for code in [
+        "import decimal as d, csv",
+        "x = 1\nfrom decimal import Decimal",
+        // One of the two is not asked for by name.
+        "if True:\n  import decimal; __import__('fractions')",
+        "import nowhere",
+        // Nor is what has no name that a module could have.
+        odd,
+        odd,
+        odd,
+    ] {
+        ask(&world, code).await;
+    }
+    world.set_warmth(Warmth::default());
+    let told = world.engine().parent("python").unwrap().unwrap().unwrap();
+    assert_eq!((told.modules, told.refused), (vec!["decimal".to_owned()], Vec::new()));
+    // Whoever has it already asks for it all the same, and it stays.
+    let look = format!("import sys; print({IS_COPY}, 'decimal' in sys.modules)\nimport decimal");
+    for _ in 0..8 {
+        assert_eq!(ask(&world, &look).await.ok().out(), "True True\n");
+    }
+    world.set_warmth(Warmth::default());
+    assert_eq!(world.engine().parent("python").unwrap().unwrap().unwrap().modules, ["decimal"]);
+    world.set_warmth(Warmth { learn: false, ..Warmth::default() });
+    assert_eq!(world.engine().parent("python").unwrap().unwrap().unwrap().modules, Vec::<String>::new());
 }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use carrel_engine::{
-    Engine, Environments, Record, Settings, Whereabouts, Wish,
+    Engine, Environments, Record, Settings, Warmth, Whereabouts, Wish,
     call::{Call, Control, Output},
 };
 use carrel_proto::{
@@ -67,6 +67,12 @@ impl World {
     pub(crate) fn another_engine(&self) -> Engine {
         let settings = Settings { state: self.state.path().into(), environments: self.environments.clone() };
         Engine::open(settings).unwrap()
+    }
+
+    /// From now on it is another process.
+    pub(crate) fn set_warmth(&mut self, warmth: Warmth) {
+        self.environments.set_warmth(warmth);
+        self.engine = Arc::new(self.another_engine());
     }
 
     pub(crate) async fn sandbox(&self) -> Sandbox {
