@@ -3,7 +3,7 @@
 //! Where nothing lives in a box but one python between two calls, its spare ([`crate::undo`]) is all that a copy needs: it
 //! has the state, waits, and holds nothing. The host takes its image, and the agent of the new box has its python come to life as
 //! a graft of that ([`carrel_graft`]), in a session that is made like any other. Neither the processes nor the pipes of the first box are
-//! written anywhere, and nothing in it stands still for longer than it takes to copy its files.
+//! written anywhere, and nothing new starts in it for as long as it takes to copy memory and files.
 //!
 //! Any doubt speaks against it: then the host copies the box the slow way, by [`crate::sleep`].
 
@@ -90,7 +90,10 @@ impl Agent {
         let spare = self.spare_of_all(id)?;
         let outside = |error: io::Error| refused(&error.to_string());
         let main = self.processes.get(&id).and_then(|process| process.runner.main()).unwrap_or(spare);
-        // A spare has none.
+        // A spare has neither, whatever the driver says.
+        if tree::Stat::of(main).is_none_or(|stat| stat.threads > 1) {
+            return Err(refused("it has threads"));
+        }
         if !fs::read_to_string(format!("/proc/{main}/timers")).unwrap_or_default().is_empty() {
             return Err(refused("it has timers"));
         }

@@ -130,9 +130,11 @@ pub(crate) fn cut(
     let line = Arc::new(talk);
     let image = Arc::new(Blank::new().map_err(refused)?);
     let ((workspace, ids), taking) = {
-        let image = Arc::clone(&image);
-        let line = Arc::clone(&line);
-        let taking = thread::Builder::new().spawn(move || take(spare, &image).inspect(|()| drop(line)));
+        let (image, line) = (Arc::clone(&image), Arc::clone(&line));
+        let taking = thread::Builder::new().spawn(move || {
+            let _line = line;
+            take(spare, &image)
+        });
         (meanwhile()?, taking.map_err(refused)?)
     };
     let places = read_places(living.agent)?;

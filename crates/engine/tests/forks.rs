@@ -15,7 +15,10 @@ use carrel_proto::{
     message::Run,
     outcome::{Outcome, SessionState},
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
 
 struct World {
     state: tempfile::TempDir,
@@ -215,7 +218,9 @@ async fn ids_of_execs_are_never_given_twice() {
     let record = world.sandbox().await;
     let revive = async |record: &Record| {
         let placed = world.engine.record(&record.id).unwrap().unwrap().placed.unwrap();
-        kill_process(Pid::from_raw(placed.pid).unwrap(), Signal::KILL).unwrap();
+        let agent = pidfd_open(Pid::from_raw(placed.pid).unwrap(), PidfdFlags::empty()).unwrap();
+        pidfd_send_signal(&agent, Signal::KILL).unwrap();
+        poll(&mut [PollFd::new(&agent, PollFlags::IN)], None).unwrap();
         in_time("reviving", world.engine.existing(record.id.as_str(), None)).await.unwrap().record
     };
     let ids = async |record: &Record| {

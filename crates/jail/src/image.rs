@@ -128,7 +128,7 @@ fn take_in(traced: &Traced, calls: &[u64], most: u64, blank: &Blank) -> io::Resu
     let process = Process::open(traced.pid())?;
     let registers = traced.registers()?;
     if !calls.contains(&registers.orig_rax) {
-        return Err(io::Error::new(io::ErrorKind::WouldBlock, "it does not wait"));
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, "it does not sleep, or wait"));
     }
     process.refuse_what_is_not_kept(traced)?;
     let mut taken = Taken { most, ..Taken::default() };
