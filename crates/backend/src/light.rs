@@ -3,7 +3,8 @@
 //!
 //! Whoever lives in the box may be changing it meanwhile, or put links in the way: nothing is followed, and every entry is
 //! opened below the directory that it was found in. What has more to it than a name, an owner, a mode, times and its content is
-//! not light.
+//! not light. What is mounted in it belongs to whoever made the box, and so do directories that only lead there: an interpreter may
+//! lie anywhere, also below `/tmp`.
 
 use std::{
     ffi::{CString, OsStr},
@@ -59,7 +60,8 @@ impl Light {
     /// But for some names in it. `None`: it is not light, or cannot be read.
     pub(crate) fn read(directory: &Path, except: &[&str]) -> Option<Self> {
         let root = rustix::fs::open(directory, OFlags::DIRECTORY | WITHOUT_LINKS, Mode::empty()).ok()?;
-        let mut all = Reading { entries: Vec::new(), bytes: 0 };
+        let device = fstat(&root).ok()?.st_dev;
+        let mut all = Reading { entries: Vec::new(), bytes: 0, device };
         all.directory(&root, Path::new(""), 0, except)?;
         Some(Self(all.entries))
     }
@@ -70,7 +72,11 @@ impl Light {
             let path = directory.join(&entry.path);
             match &entry.what {
                 What::Directory if entry.path.as_os_str().is_empty() => {}
-                What::Directory => fs::create_dir(&path)?,
+                What::Directory => match fs::create_dir(&path) {
+                    // It also leads to a mount.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&path) => {}
+                    made => made?,
+                },
                 What::File(content) => File::create_new(&path)?.write_all(content)?,
                 What::Link(target) => symlink(OsStr::from_bytes(target.as_bytes()), &path)?,
             }
@@ -96,27 +102,40 @@ impl Light {
     }
 }
 
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
+}
+
 struct Reading {
     entries: Vec<Entry>,
     bytes: u64,
+    /// Of the file system.
+    device: u64,
 }
 
 impl Reading {
-    fn directory(&mut self, directory: &OwnedFd, path: &Path, depth: usize, except: &[&str]) -> Option<()> {
+    /// Says whether it only leads to mounts: then it is not an entry.
+    fn directory(&mut self, directory: &OwnedFd, path: &Path, depth: usize, except: &[&str]) -> Option<bool> {
         let stat = fstat(directory).ok()?;
+        let own = self.entries.len();
         self.add(path, What::Directory, &stat)?;
         if depth == DEEP || !is_plain(directory.as_fd()) {
             return None;
         }
+        let mut leads = false;
         for entry in Dir::read_from(directory).ok()? {
             let entry = entry.ok()?;
             let name = entry.file_name();
-            let is_except = except.iter().any(|name| name.as_bytes() == entry.file_name().to_bytes());
+            let is_except = except.iter().any(|except| except.as_bytes() == name.to_bytes());
             if is_except || [&b"."[..], b".."].contains(&name.to_bytes()) {
                 continue;
             }
             let below = path.join(OsStr::from_bytes(name.to_bytes()));
             let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            if stat.st_dev != self.device {
+                leads = true;
+                continue;
+            }
             if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
                 self.add(&below, What::Link(readlinkat(directory, name, Vec::new()).ok()?), &stat)?;
                 continue;
@@ -124,12 +143,16 @@ impl Reading {
             let found = openat(directory, name, WITHOUT_LINKS, Mode::empty()).ok()?;
             let stat = fstat(&found).ok()?;
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => self.directory(&found, &below, depth + 1, &[])?,
+                FileType::Directory => leads |= self.directory(&found, &below, depth + 1, &[])?,
                 FileType::RegularFile => self.file(found, &below, &stat)?,
                 _ => return None,
             }
         }
-        Some(())
+        let leads_only = leads && depth > 0 && self.entries.len() == own + 1;
+        if leads_only {
+            self.entries.truncate(own);
+        }
+        Some(leads_only)
     }
 
     fn file(&mut self, found: OwnedFd, path: &Path, stat: &Stat) -> Option<()> {
