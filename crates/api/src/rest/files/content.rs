@@ -222,6 +222,9 @@ struct WriteQuery {
     sync: Option<bool>,
 }
 
+/// A body that is read before it is judged.
+const SHORT: u64 = 64 << 10;
+
 /// Writes a file: all of the body, or nothing.
 #[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files/content", operation_id = "write_file", tag = "files",
     params(("sandbox" = String, Path), WriteQuery, ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header)),
@@ -256,7 +259,9 @@ async fn write(
         return Err(flow::too_large(most).into());
     }
     let early = path.clone();
-    let given = conditions.given() || options.create_new;
+    // Of a short body that is not worth a connection: whoever is answered before all of it was read finds it closed.
+    let is_long = hyper::body::Body::size_hint(&body).upper().is_none_or(|most| most > SHORT);
+    let given = is_long && (conditions.given() || options.create_new);
     let (scratch, conditions) = desk
         .work(move |root| {
             if given {
