@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, fs::OpenOptions, io::Write, os::fd::OwnedFd, path::PathBuf};
 
 use carrel_graft::format::ARGUMENT;
-use carrel_proto::guest::{IMPORTS, Language, Places};
+use carrel_proto::guest::{IMPORTS, Language, Places, is_module};
 use serde_json::json;
 
 use crate::serve::Agent;
@@ -50,13 +50,6 @@ fn starts_alike(parent: &BTreeMap<String, String>, own: &BTreeMap<String, String
 /// Names of modules that are written down for the host: no more than anybody needs to learn from.
 const MOST_IMPORTS: usize = 64;
 
-/// What a module may be called that a parent could load.
-fn is_module(name: &str) -> bool {
-    let mut all = name.chars();
-    let first = all.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-    first && name.len() <= 64 && all.all(|c| c.is_ascii_alphanumeric() || c == '_')
-}
-
 impl Agent {
     /// User code has asked for these modules: written down for whoever clears up after this box.
     pub(crate) fn heard_imports(&mut self, names: &[String]) {
@@ -66,6 +59,9 @@ impl Agent {
                 new.push_str(name);
                 new.push('\n');
             }
+        }
+        if new.is_empty() {
+            return;
         }
         let path = PathBuf::from(&self.config.places.spool).join(IMPORTS);
         let file = OpenOptions::new().create(true).append(true).open(path);

@@ -19,12 +19,11 @@ use carrel_jail::{sys, tree};
 use carrel_proto::{
     guest::{Language, Manner, Places, Scion},
     id::SessionName,
-    message::{Event, What},
+    message::Event,
     problem::{Code, Problem},
 };
 
 use crate::{
-    calls::Exec,
     copies::Copy,
     drivers::{COPY, KEEP},
     interpreter::{self, Interpreter},
@@ -70,14 +69,8 @@ impl Agent {
         if !self.config.namespaces {
             return Err(refused("it has no namespaces of its own"));
         }
-        let running = |exec: &&Exec| exec.outcome().is_none();
-        if let Some(exec) = self.execs.values().find(running) {
-            return Err(match exec.what {
-                What::Run { .. } => {
-                    Problem::new(Code::Conflict, "a call is under way").hint("wait for its end, or cancel it")
-                }
-                _ => refused("a command runs in it"),
-            });
+        if self.execs.values().any(|exec| exec.outcome().is_none()) {
+            return Err(refused("a call or command is under way"));
         }
         let id = self.only_python()?;
         self.have_copy_made(id);

@@ -161,10 +161,10 @@ struct Mounted {
 /// A box that is to be written.
 #[derive(Debug)]
 pub(crate) struct Living<'a> {
-    pub(crate) socket: &'a Path,
-    pub(crate) spool: &'a Path,
+    pub(crate) socket: PathBuf,
+    pub(crate) spool: PathBuf,
     /// The agent's program, and its pid on the host.
-    pub(crate) program: &'a Path,
+    pub(crate) program: PathBuf,
     pub(crate) agent: i32,
     pub(crate) watch: &'a Watch,
 }
@@ -172,7 +172,7 @@ pub(crate) struct Living<'a> {
 /// Writes a box to `image`, which is made. Its processes are stopped afterwards, to be ended; on error they go on.
 pub(crate) fn write(criu: &Criu, living: &Living<'_>, image: &Path) -> Result<(), Problem> {
     // Gone with this function, and then the agent goes on, unless the box has been ended.
-    let mut talk = Talk::open(living.socket)?;
+    let mut talk = Talk::open(&living.socket)?;
     let Event::Prepared { inits, sockets } = talk.ask(&Request::PrepareSleep)? else {
         return Err(lost("it answers something else"));
     };
@@ -206,7 +206,7 @@ pub(crate) fn copy(
     kept: bool,
     meanwhile: impl FnOnce() -> Result<(), Problem>,
 ) -> Result<(), Problem> {
-    let mut talk = Talk::open(living.socket)?;
+    let mut talk = Talk::open(&living.socket)?;
     let Event::Prepared { inits, sockets } = talk.ask(&Request::PrepareSleep)? else {
         return Err(lost("it answers something else"));
     };
@@ -270,7 +270,7 @@ fn write_all(
             memory: memory(),
         };
         let line = talk.stream.try_clone().map_err(failed("holding the line to the agent"))?;
-        run(living.program, &visit, Stdio::from(OwnedFd::from(line)))
+        run(&living.program, &visit, Stdio::from(OwnedFd::from(line)))
             .map_err(|said| refused(&directory.join("dump.log"), &said))?;
         sessions.push(mounts);
         living.watch.reached(Step::SessionWritten);
@@ -395,7 +395,7 @@ pub(crate) fn bring_back(
     unpack_all(living, &image.directory)?;
     living.watch.reached(Step::MemoryUnpacked);
     let place = stand(&image.directory)?;
-    let mut talk = Talk::open(living.socket)?;
+    let mut talk = Talk::open(&living.socket)?;
     let Event::Offered { files } = talk.ask(&Request::Offer)? else {
         return Err(lost("it answers something else"));
     };
@@ -425,7 +425,7 @@ pub(crate) fn bring_back(
             way: Way::BringBack(inside),
             memory: memory(),
         };
-        run(living.program, &visit, Stdio::null()).map_err(|said| {
+        run(&living.program, &visit, Stdio::null()).map_err(|said| {
             let why = last_error(&directory.join("restore.log")).unwrap_or(said);
             not_brought_back(&why)
         })?;
@@ -695,7 +695,7 @@ fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> 
         way: Way::Files(files),
         memory: None,
     };
-    run(living.program, &visit, Stdio::null()).map_err(|said| failed(what)(io::Error::other(said)))
+    run(&living.program, &visit, Stdio::null()).map_err(|said| failed(what)(io::Error::other(said)))
 }
 
 /// For [`visit::Visit::memory`]: one for all, ours alone. None where there is no such place.

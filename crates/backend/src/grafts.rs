@@ -111,15 +111,9 @@ pub(crate) fn cut(
     store: &Path,
     meanwhile: impl FnOnce() -> Result<(Light, Ids), Problem>,
 ) -> Result<Arc<Scion>, Problem> {
-    let mut talk = Talk::open(living.socket)?;
-    let (spare, cwd, manner) = match talk.ask(&Request::PrepareFork) {
-        Ok(Event::Forkable { spare, cwd, manner }) => (spare, cwd, manner),
-        Ok(_) => return Err(lost("it answers something else")),
-        // An agent of before this was invented.
-        Err(problem) if problem.code == Code::Protocol => {
-            return Err(Problem::new(Code::Unsupported, problem.message));
-        }
-        Err(problem) => return Err(problem),
+    let mut talk = Talk::open(&living.socket)?;
+    let Event::Forkable { spare, cwd, manner } = talk.ask(&Request::PrepareFork)? else {
+        return Err(lost("it answers something else"));
     };
     let spare = on_host(living.agent, spare).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
     living.watch.reached(Step::AgentPrepared);
@@ -203,7 +197,7 @@ pub(crate) fn grow(living: &Living<'_>, store: &Path, scion: &Scion, ids: &Ids) 
     }
     living.watch.reached(Step::MemoryUnpacked);
     scion.await_image(living.watch)?;
-    Talk::open(living.socket)?.ask(&Request::Resumed)?;
+    Talk::open(&living.socket)?.ask(&Request::Resumed)?;
     living.watch.reached(Step::BoxBack);
     Ok(())
 }

@@ -97,8 +97,15 @@ impl Jail {
         guest_programs::agent(&self.state.join("bin"))
     }
 
-    fn agent_program(&self) -> Result<PathBuf, Problem> {
-        self.program().map_err(|error| Problem::internal(format!("the agent's program: {error}")))
+    fn living(&self, directory: &Path, placed: &Placed) -> Result<Living<'_>, Problem> {
+        let failed = |error| Problem::internal(format!("the agent's program: {error}"));
+        Ok(Living {
+            socket: self.socket(directory),
+            spool: directory.join("spool"),
+            program: self.program().map_err(failed)?,
+            agent: placed.pid,
+            watch: &self.watch,
+        })
     }
 
     /// How limits would be held here, without making a box.
@@ -329,27 +336,18 @@ impl Jail {
     fn try_graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
         let spool = request.directory.join("spool");
         let to = Self::ids(request.number);
-        let scion_of = Some(Arc::clone(scion));
-        let mut request = BoxRequest { scion: scion_of, workspace: None, first: None, ..request.clone() };
+        let mut request =
+            BoxRequest { scion: Some(Arc::clone(scion)), workspace: None, first: None, ..request.clone() };
         stored::take_spool(store, &request.directory, &to)?;
         self.watch.reached(At::FilesLaid);
         request.life = checkpoint::give_state(store, &spool)?.max(request.life);
         self.watch.reached(At::StateGiven);
         let placed = self.create(&request)?;
         self.watch.reached(At::BoxMade);
-        let grow = || {
-            let program = self.agent_program()?;
-            let socket = self.socket(&request.directory);
-            let living = Living {
-                socket: &socket,
-                spool: &spool,
-                program: &program,
-                agent: placed.pid,
-                watch: &self.watch,
-            };
-            grafts::grow(&living, store, scion, &to)
-        };
-        if let Err(problem) = grow() {
+        let grown = self
+            .living(&request.directory, &placed)
+            .and_then(|living| grafts::grow(&living, store, scion, &to));
+        if let Err(problem) = grown {
             let _ = self.destroy(&request.id, &request.directory, Some(&placed));
             return Err(problem);
         }
@@ -496,14 +494,7 @@ impl Backend for Jail {
         image: &Path,
     ) -> Result<(), Problem> {
         let criu = self.criu()?;
-        let program = self.agent_program()?;
-        let living = Living {
-            socket: &self.socket(directory),
-            spool: &directory.join("spool"),
-            program: &program,
-            agent: placed.pid,
-            watch: &self.watch,
-        };
+        let living = self.living(directory, placed)?;
         checkpoint::write(&criu, &living, image)?;
         // Everything is on disk from here on. The files stay within reach.
         self.end_all(id, directory, Some(placed))?;
@@ -547,14 +538,7 @@ impl Backend for Jail {
         let placed = placed?;
         self.watch.reached(At::BoxMade);
         let back = || {
-            let program = self.agent_program()?;
-            let living = Living {
-                socket: &self.socket(&request.directory),
-                spool: &spool,
-                program: &program,
-                agent: placed.pid,
-                watch: &self.watch,
-            };
+            let living = self.living(&request.directory, &placed)?;
             let cgroups = self.hierarchy.entrances(request.id.as_str());
             checkpoint::bring_back(&criu, &living, &image, &cgroups, &Self::ids(request.number), &view.0)
         };
@@ -590,14 +574,7 @@ impl Backend for Jail {
             return stored::put_files(directory, placed.workspace, store);
         }
         let criu = self.criu()?;
-        let program = self.agent_program()?;
-        let living = Living {
-            socket: &self.socket(directory),
-            spool: &directory.join("spool"),
-            program: &program,
-            agent: placed.pid,
-            watch: &self.watch,
-        };
+        let living = self.living(directory, placed)?;
         checkpoint::copy(&criu, &living, &memory_of(store), memory == Memory::Kept, || {
             stored::put_files(directory, placed.workspace, store)?;
             self.watch.reached(At::FilesCopied);
@@ -615,15 +592,7 @@ impl Backend for Jail {
         limits: &Limits,
         store: &Path,
     ) -> Result<Arc<Scion>, Problem> {
-        let program = self.agent_program()?;
-        let (socket, spool) = (self.socket(directory), directory.join("spool"));
-        let living = Living {
-            socket: &socket,
-            spool: &spool,
-            program: &program,
-            agent: placed.pid,
-            watch: &self.watch,
-        };
+        let living = self.living(directory, placed)?;
         grafts::cut(&living, store, || {
             // A new workspace must be of the same kind.
             let same = workspace::probe(limits.disk).0 == placed.workspace;

@@ -7,7 +7,7 @@
 
 use std::io::Read;
 
-use carrel_proto::guest::IMPORTS;
+use carrel_proto::guest::{IMPORTS, is_module};
 use rustix::fs::{Mode, OFlags};
 
 use crate::{Engine, Record, registry::imports::Imports};
@@ -30,13 +30,6 @@ impl Imports {
         winners.sort();
         winners
     }
-}
-
-fn is_module(name: &str) -> bool {
-    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    (1..=64).contains(&name.len())
-        && name.chars().all(word)
-        && !name.starts_with(|c: char| c.is_ascii_digit())
 }
 
 impl Engine {

@@ -162,6 +162,14 @@ pub struct Manner(pub Vec<String>);
 /// Below the spool: modules that user code has asked for, a line each.
 pub const IMPORTS: &str = "imports";
 
+/// What a module may be called that user code asks for and a warm parent could load.
+pub fn is_module(name: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    (1..=64).contains(&name.len())
+        && name.chars().all(word)
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+}
+
 /// Written by the agent to `<spool>/ended.json` before it ends the sandbox by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

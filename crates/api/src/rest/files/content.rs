@@ -255,12 +255,13 @@ async fn write(
     }
     let desk = Desk::open(&daemon, &caller, &id, Scope::Run).await?;
     let most = desk.record.spec.limits.disk.0;
-    if hyper::body::Body::size_hint(&body).lower() > most {
+    let size = hyper::body::Body::size_hint(&body);
+    if size.lower() > most {
         return Err(flow::too_large(most).into());
     }
     let early = path.clone();
     // Of a short body that is not worth a connection: whoever is answered before all of it was read finds it closed.
-    let is_long = hyper::body::Body::size_hint(&body).upper().is_none_or(|most| most > SHORT);
+    let is_long = size.upper().is_none_or(|most| most > SHORT);
     let given = is_long && (conditions.given() || options.create_new);
     let (scratch, conditions) = desk
         .work(move |root| {
