@@ -4,10 +4,18 @@
 //! would cost more than the rest of a box.
 
 use std::{
-    fs, io,
-    os::unix::fs::{PermissionsExt, symlink},
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
+
+use crate::unfinished;
+
+/// How these directories begin.
+const NAME: &str = "etc-";
 
 const WANTED: &[&str] = &[
     "alternatives",
@@ -50,7 +58,9 @@ const LARGEST: u64 = 4 << 20;
 /// Files of the whole; certificates are a few hundred.
 const MOST: usize = 4000;
 /// Older copies are made anew: certificates and zones change.
-const FRESH: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+const FRESH: Duration = Duration::from_secs(24 * 3600);
+/// No box is older than this: a year is the longest lifetime that can be asked for.
+const KEPT: Duration = Duration::from_secs(400 * 24 * 3600);
 
 /// Our own account files, for artifacts that bring no `/etc`.
 pub(crate) fn own_files() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -58,61 +68,155 @@ pub(crate) fn own_files() -> impl Iterator<Item = (&'static str, &'static str)> 
 }
 
 /// The directory, made if it is missing or old.
+///
+/// Directories are named by what is in them and stay when a newer one takes over: running boxes have them mounted, and would see
+/// them become empty. Which one is the newest is said by a link.
 pub fn prepared(place: &Path) -> io::Result<PathBuf> {
-    let target = place.join("etc");
-    let is_fresh = fs::metadata(&target)
+    let newest = place.join("etc.newest");
+    let is_fresh = fs::symlink_metadata(&newest)
         .and_then(|meta| meta.modified())
         .is_ok_and(|made| made.elapsed().is_ok_and(|age| age < FRESH));
-    if is_fresh {
+    if is_fresh && let Ok(target) = fs::canonicalize(&newest) {
         return Ok(target);
     }
-    let making = place.join(format!("etc.{}", std::process::id()));
-    let _ = fs::remove_dir_all(&making);
-    fs::create_dir_all(&making)?;
-    let mut left = MOST;
-    for name in WANTED {
-        // What cannot be read here is not needed in a box either.
-        let _ = copy(
-            &Path::new("/etc").join(name),
-            &making.join(name),
-            &mut left,
-            *name == "localtime" || *name == "os-release",
-        );
+    fs::create_dir_all(place)?;
+    unfinished::remove_stale(&place.join(NAME));
+    unfinished::remove_stale(&newest);
+    let making = unfinished::beside(&place.join(NAME))?;
+    let name = fill(&making)?;
+    let target = place.join(&name);
+    if fs::rename(&making, &target).is_err() {
+        fs::remove_dir_all(&making)?;
+        // The same as before, and in use for as long again.
+        fs::File::open(&target)?.set_modified(SystemTime::now())?;
     }
-    for (name, content) in OWN {
-        fs::write(making.join(name), content)?;
-    }
-    // Boxes that run keep the old one mounted; nobody reads it by name any more.
-    let old = place.join(format!("etc.old.{}", std::process::id()));
-    let _ = fs::rename(&target, &old);
-    fs::rename(&making, &target).or_else(|error| if target.exists() { Ok(()) } else { Err(error) })?;
-    let _ = fs::remove_dir_all(&old);
-    let _ = fs::remove_dir_all(&making);
-    Ok(target)
+    let link = unfinished::beside(&newest)?;
+    symlink(name, &link)?;
+    fs::rename(&link, &newest)?;
+    remove_old(place, &target);
+    fs::canonicalize(target)
 }
 
-fn copy(from: &Path, to: &Path, left: &mut usize, follow: bool) -> io::Result<()> {
-    if *left == 0 {
-        return Ok(());
+/// Copies the host's files into a new directory; says what it is to be called.
+fn fill(directory: &Path) -> io::Result<String> {
+    fs::create_dir(directory)?;
+    let mut copy = Copy { left: MOST, digest: DefaultHasher::new() };
+    for name in WANTED {
+        let follow = *name == "localtime" || *name == "os-release";
+        // What cannot be read here is not needed in a box either.
+        let _ = copy.take(&Path::new("/etc").join(name), &directory.join(name), follow);
     }
-    *left -= 1;
-    let meta = if follow { fs::metadata(from)? } else { fs::symlink_metadata(from)? };
-    // Private parts, such as keys below /etc/ssl/private, stay where they are even when root makes the copy.
-    if !meta.is_symlink() && meta.permissions().mode() & 0o004 == 0 {
-        return Ok(());
+    for (name, content) in OWN {
+        (name, content).hash(&mut copy.digest);
+        fs::write(directory.join(name), content)?;
     }
-    if meta.is_symlink() {
-        return symlink(fs::read_link(from)?, to);
-    }
-    if meta.is_file() {
-        return if meta.len() <= LARGEST { fs::copy(from, to).map(drop) } else { Ok(()) };
-    }
-    if meta.is_dir() {
-        fs::create_dir(to)?;
-        for entry in fs::read_dir(from)? {
-            let name = entry?.file_name();
-            let _ = copy(&from.join(&name), &to.join(&name), left, false);
+    Ok(format!("{NAME}{:016x}", copy.digest.finish()))
+}
+
+fn remove_old(place: &Path, newest: &Path) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let made = entry.metadata().and_then(|meta| meta.modified());
+        let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > KEPT));
+        let is_ours = entry.file_name().to_string_lossy().starts_with(NAME);
+        if is_old && is_ours && entry.path() != newest {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
-    Ok(())
+}
+
+struct Copy {
+    left: usize,
+    /// Of all that was copied.
+    digest: DefaultHasher,
+}
+
+impl Copy {
+    fn take(&mut self, from: &Path, to: &Path, follow: bool) -> io::Result<()> {
+        if self.left == 0 {
+            return Ok(());
+        }
+        self.left -= 1;
+        let meta = if follow { fs::metadata(from)? } else { fs::symlink_metadata(from)? };
+        // Private parts, such as keys below /etc/ssl/private, stay where they are even when root makes the copy.
+        if !meta.is_symlink() && meta.permissions().mode() & 0o004 == 0 {
+            return Ok(());
+        }
+        (from, meta.mode()).hash(&mut self.digest);
+        if meta.is_symlink() {
+            let link = fs::read_link(from)?;
+            link.hash(&mut self.digest);
+            return symlink(link, to);
+        }
+        if meta.is_file() && meta.len() <= LARGEST {
+            let content = fs::read(from)?;
+            content.hash(&mut self.digest);
+            fs::write(to, content)?;
+            return fs::set_permissions(to, meta.permissions());
+        }
+        if meta.is_dir() {
+            fs::create_dir(to)?;
+            let mut names =
+                fs::read_dir(from)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+            names.sort_unstable();
+            for name in names {
+                let _ = self.take(&from.join(&name), &to.join(&name), false);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn age(path: &Path, by: Duration) {
+        let then = SystemTime::now() - by;
+        let times = rustix::fs::Timestamps { last_access: stamp(then), last_modification: stamp(then) };
+        rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    }
+
+    fn stamp(time: SystemTime) -> rustix::fs::Timespec {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        rustix::fs::Timespec { tv_sec: since.as_secs().try_into().unwrap(), tv_nsec: 0 }
+    }
+
+    #[test]
+    fn what_boxes_have_mounted_stays_when_it_is_made_anew() {
+        let place = tempfile::tempdir().unwrap();
+        let first = prepared(place.path()).unwrap();
+        assert!(first.join("passwd").exists());
+        let newest = place.path().join("etc.newest");
+        age(&newest, 2 * FRESH);
+        // The host's own has changed meanwhile, as far as can be told.
+        let other = place.path().join("etc-0123456789abcdef");
+        fs::rename(&first, &other).unwrap();
+        let opened = fs::File::open(&other).unwrap();
+        let second = prepared(place.path()).unwrap();
+        assert_eq!(second, first);
+        assert!(other.join("passwd").exists() && second.join("passwd").exists());
+        drop(opened);
+        // Nobody can have it any more.
+        age(&newest, 2 * FRESH);
+        age(&other, 2 * KEPT);
+        assert_eq!(prepared(place.path()).unwrap(), second);
+        assert!(!other.exists());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn several_threads_may_make_it_at_once() {
+        let place = tempfile::tempdir().unwrap();
+        let make = || {
+            let made = prepared(place.path()).unwrap();
+            assert!(made.join("passwd").exists());
+            made
+        };
+        let made: Vec<PathBuf> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|one| *one == made[0]), "{made:?}");
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
+    }
 }

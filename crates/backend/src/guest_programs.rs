@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::unfinished;
+
 const AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrel-agent"));
 const PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrel-probe"));
 
@@ -27,7 +29,8 @@ fn lay_down(directory: &Path, name: &str, program: &[u8]) -> io::Result<PathBuf>
         return Ok(path);
     }
     fs::create_dir_all(directory)?;
-    let making = directory.join(format!("{name}.{}", std::process::id()));
+    unfinished::remove_stale(&path);
+    let making = unfinished::beside(&path)?;
     fs::write(&making, program)?;
     fs::set_permissions(&making, Permissions::from_mode(0o755))?;
     fs::rename(&making, &path)?;

@@ -25,6 +25,7 @@ use self::{
     question::{Answer, Silence},
     shown::Private,
 };
+use crate::unfinished;
 
 const PYTHON_DRIVER: &str = include_str!("../../agent/drivers/python.py");
 /// Raised with every change of what is remembered.
@@ -123,7 +124,7 @@ impl HostInterpreters {
     fn remember(&self, place: &Path, caller: &Whereabouts) -> std::io::Result<()> {
         fs::create_dir_all(place)?;
         let memory = memory(place, caller);
-        let making = place.join(format!("host.{}.{:x}", std::process::id(), caller.digest()));
+        let making = unfinished::beside(&memory)?;
         fs::write(&making, serde_json::to_vec(self)?).and_then(|()| fs::rename(&making, memory))?;
         let mut all: Vec<(SystemTime, PathBuf)> = fs::read_dir(place)?
             .flatten()
@@ -183,7 +184,7 @@ fn compile(python: &Interpreter, place: &Path, caller: &Whereabouts) -> Option<P
     if compiled.exists() {
         return Some(compiled);
     }
-    let source = place.join(format!("python.{}.py", std::process::id()));
+    let source = unfinished::beside(&compiled).ok()?;
     fs::write(&source, PYTHON_DRIVER).ok()?;
     let mut command = Command::new(&python.program);
     command

@@ -23,6 +23,7 @@ mod stages;
 pub mod steps;
 mod stored;
 mod sums;
+mod unfinished;
 mod userns_image;
 pub mod warm;
 
