@@ -620,9 +620,9 @@ impl Agent {
             Word::Failed(errno) => self.start_failed(id, errno),
             // Awaited where it was asked for.
             Word::Renewed => {}
-            // The end of one that was asked to go, whose place this one has taken before.
-            Word::Ended { .. } if process.runner.is_of_predecessor() => {}
-            Word::Ended { status, cpu_us, peak_memory, left } => {
+            // The end of one that was asked to go, whose place another has taken before.
+            Word::Ended { turn, .. } if turn < process.runner.turn => {}
+            Word::Ended { status, cpu_us, peak_memory, left, .. } => {
                 process.ended = true;
                 self.drain(id);
                 let left = left.saturating_sub(self.living_spares(id));

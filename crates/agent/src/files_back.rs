@@ -156,6 +156,7 @@ impl Agent {
         }
         let is_run = self.execs.get(&number).is_some_and(|exec| matches!(exec.what, What::Run { .. }));
         if alone && is_run {
+            self.await_spares_in_doubt();
             self.settle_files(LONGEST_ON_PATH);
         } else if !alone {
             for interpreter in self.interpreters.values_mut() {
@@ -330,7 +331,8 @@ impl Agent {
             return Err(unrest);
         }
         if !matches!(self.shadow.actors, Actors::Nobody) && self.shadow.actors != Actors::One(id) {
-            return Err(OTHER_CHANGED.to_owned());
+            // Another call has changed files since, or changed none and nobody could see that.
+            return Err(self.shadow.doubt.clone().unwrap_or_else(|| OTHER_CHANGED.to_owned()));
         }
         let outside = self.shadow.seen_from_outside();
         if outside != self.shadow.outside {

@@ -61,8 +61,8 @@ pub(crate) struct Launch {
 pub(crate) enum Word {
     /// It could not be started: the error's number.
     Failed(i32),
-    /// The process has ended; `left` of its descendants still run.
-    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32 },
+    /// The process has ended; `left` of its descendants still run. Before it so many others had their `turn`: see [`ADOPT`].
+    Ended { status: i32, cpu_us: u64, peak_memory: u64, left: u32, turn: u32 },
     /// It has started its own program anew, as it was asked to with [`RENEW`].
     Renewed,
 }
@@ -72,29 +72,35 @@ pub(crate) const RENEW: u8 = 0;
 /// Where a runner finds what it knew, in its environment, which nothing in the session can read.
 const KEPT: &str = "CARREL_RUNNER";
 
-const WORD: usize = 25;
+const WORD: usize = 29;
+/// Of runners that were written to disk before words had a turn.
+const SHORT_WORD: usize = 25;
 
 impl Word {
     fn encode(self) -> [u8; WORD] {
         let mut out = [0; WORD];
-        let (kind, number, cpu, peak, left) = match self {
-            Word::Failed(errno) => (2, errno, 0, 0, 0),
-            Word::Ended { status, cpu_us, peak_memory, left } => (3, status, cpu_us, peak_memory, left),
-            Word::Renewed => (4, 0, 0, 0, 0),
+        let (kind, number, cpu, peak, left, turn) = match self {
+            Word::Failed(errno) => (2, errno, 0, 0, 0, 0),
+            Word::Ended { status, cpu_us, peak_memory, left, turn } => {
+                (3, status, cpu_us, peak_memory, left, turn)
+            }
+            Word::Renewed => (4, 0, 0, 0, 0, 0),
         };
         out[0] = kind;
         out[1..5].copy_from_slice(&number.to_le_bytes());
         out[5..13].copy_from_slice(&cpu.to_le_bytes());
         out[13..21].copy_from_slice(&peak.to_le_bytes());
-        out[21..].copy_from_slice(&left.to_le_bytes());
+        out[21..25].copy_from_slice(&left.to_le_bytes());
+        out[25..].copy_from_slice(&turn.to_le_bytes());
         out
     }
 
     /// `None`: the runner is gone. User code may kill it, never speak for it.
     pub(crate) fn receive(from: &OwnedFd) -> Result<Option<Self>, Errno> {
-        let mut bytes = [0; WORD];
+        // What is not said is the turn of whoever has it.
+        let mut bytes = [u8::MAX; WORD];
         match read(from, &mut bytes) {
-            Ok(WORD) => {}
+            Ok(WORD | SHORT_WORD) => {}
             // Reset: it has ended with an order unread.
             Ok(_) | Err(Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(error),
@@ -117,6 +123,7 @@ impl Word {
                 cpu_us: long(4),
                 peak_memory: long(12),
                 left: u32::from_le_bytes(int(20)),
+                turn: u32::from_le_bytes(int(24)),
             }),
             4 => Some(Word::Renewed),
             _ => None,
@@ -125,6 +132,9 @@ impl Word {
 }
 
 /// An order to take another process for the one that was started: a zero and its pid. See [`crate::undo`].
+///
+/// Both sides count these orders. The process before may end before the order is read or after it, so its end may be told or not;
+/// whose end is told is said by the count.
 pub(crate) const ADOPT: usize = 5;
 const SIGKILL: i32 = 9;
 
@@ -152,7 +162,7 @@ pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32
     harden(launch.jailed);
     // Only the process itself holds its pipes now, so that the agent sees their end.
     hold_nothing();
-    let code = supervise(&orders, &children, Some(main));
+    let code = supervise(&orders, &children, Main { alive: Some(main), turn: 0 });
     if !launch.jailed {
         // The agent is gone, and no namespace ends with it.
         tree::kill_below(getpid().as_raw_nonzero().get());
@@ -162,7 +172,7 @@ pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32
 
 /// The rest of a life, after [`RENEW`].
 pub(crate) fn run_renewed() -> i32 {
-    let main = std::env::var(KEPT).ok().and_then(|text| text.parse().ok());
+    let main = std::env::var(KEPT).map(|text| Main::parse(&text)).unwrap_or_default();
     let (Ok(orders), Ok(children)) = (sys::inherited(ORDERS), sys::child_signals()) else { return 1 };
     let _ = rustix::thread::set_name(c"carrel-runner");
     harden(true);
@@ -172,9 +182,9 @@ pub(crate) fn run_renewed() -> i32 {
     supervise(&orders, &children, main)
 }
 
-fn become_new(orders: &OwnedFd, main: Option<i32>) -> io::Result<()> {
+fn become_new(orders: &OwnedFd, main: &Main) -> io::Result<()> {
     sys::place(orders, ORDERS)?;
-    let main = main.map(|pid| pid.to_string()).unwrap_or_default();
+    let main = format!("{} {}", main.alive.unwrap_or(NOBODY), main.turn);
     Err(Command::new(Places::AGENT).arg0("carrel").arg("runner").env_clear().env(KEPT, main).exec())
 }
 
@@ -279,15 +289,34 @@ fn become_program(launch: &Launch) -> io::Error {
     Command::new(&launch.argv[0]).args(&launch.argv[1..]).env_clear().envs(&launch.env).exec()
 }
 
-/// Of a process whose end nobody here has seen.
-const KILLED: Word = Word::Ended { status: SIGKILL, cpu_us: 0, peak_memory: 0, left: 0 };
+const NOBODY: i32 = 0;
+
+/// The process that a runner is there for.
+#[derive(Debug, Default)]
+struct Main {
+    alive: Option<i32>,
+    turn: u32,
+}
+
+impl Main {
+    fn parse(text: &str) -> Self {
+        let (pid, turn) = text.split_once(' ').unwrap_or_default();
+        Self { alive: pid.parse().ok().filter(|pid| *pid != NOBODY), turn: turn.parse().unwrap_or(0) }
+    }
+
+    /// It has ended, and nobody here has seen how.
+    fn killed(&mut self) -> Word {
+        self.alive = None;
+        Word::Ended { status: SIGKILL, cpu_us: 0, peak_memory: 0, left: 0, turn: self.turn }
+    }
+}
 
 fn is_gone(pid: i32) -> bool {
     pid <= 0 || rustix::process::test_kill_process(userns::pid(pid)).is_err()
 }
 
 /// Reaps and obeys. A runner ends when nothing is left below it.
-fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i32 {
+fn supervise(orders: &OwnedFd, children: &OwnedFd, mut main: Main) -> i32 {
     loop {
         let (mut left, mut others) = (false, false);
         loop {
@@ -296,14 +325,15 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i3
                     left = true;
                     break;
                 }
-                Ok(Some(reaped)) if Some(reaped.pid) == alive => {
-                    alive = None;
+                Ok(Some(reaped)) if Some(reaped.pid) == main.alive => {
+                    main.alive = None;
                     let word = Word::Ended {
                         status: reaped.status,
                         cpu_us: reaped.cpu_us,
                         peak_memory: reaped.peak_memory,
                         left: u32::try_from(tree::below(getpid().as_raw_nonzero().get()).len())
                             .unwrap_or(u32::MAX),
+                        turn: main.turn,
                     };
                     let _ = write(orders, &word.encode());
                 }
@@ -312,9 +342,8 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i3
             }
         }
         // One that took the place of another was that one's child as long as it was there, and may have been reaped by it.
-        if others && alive.is_some_and(is_gone) {
-            alive = None;
-            let _ = write(orders, &KILLED.encode());
+        if others && main.alive.is_some_and(is_gone) {
+            let _ = write(orders, &main.killed().encode());
         }
         if !left {
             return 0;
@@ -336,26 +365,59 @@ fn supervise(orders: &OwnedFd, children: &OwnedFd, mut alive: Option<i32>) -> i3
             match read(orders.as_fd(), &mut order) {
                 Ok(1) if order[0] == RENEW => {
                     // Comes back only if it went wrong: then the agent sees this runner's end.
-                    let _ = become_new(orders, alive);
+                    let _ = become_new(orders, &main);
                     return 1;
                 }
                 Ok(ADOPT) => {
                     let pid = i32::from_le_bytes([order[1], order[2], order[3], order[4]]);
-                    alive = Some(pid);
+                    main = Main { alive: Some(pid), turn: main.turn + 1 };
                     if is_gone(pid) {
                         // It has ended before, and was reaped as any orphan is.
-                        alive = None;
-                        let _ = write(orders, &KILLED.encode());
+                        let _ = write(orders, &main.killed().encode());
                     }
                 }
                 Ok(1) => {
-                    if let (Some(main), Some(signal)) = (alive, Signal::from_named_raw(order[0].into())) {
+                    if let (Some(main), Some(signal)) = (main.alive, Signal::from_named_raw(order[0].into()))
+                    {
                         let _ = kill_process_group(userns::pid(main), signal);
                     }
                 }
                 Ok(_) | Err(Errno::PIPE) => return 1,
                 Err(_) => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_says_whose_it_is_and_one_that_does_not_is_that_of_the_last() {
+        let (ours, theirs) = crate::session::line().expect("a line");
+        let mut main = Main { alive: Some(7), turn: 2 };
+        for word in [main.killed(), Word::Failed(5), Word::Renewed] {
+            write(&theirs, &word.encode()).expect("a word");
+            assert_eq!(Word::receive(&ours), Ok(Some(word)));
+        }
+        assert_eq!(main.alive, None);
+        let old = main.killed().encode();
+        write(&theirs, &old[..SHORT_WORD]).expect("a word");
+        let heard = Word::receive(&ours).expect("a word");
+        assert!(
+            matches!(heard, Some(Word::Ended { status: SIGKILL, left: 0, turn: u32::MAX, .. })),
+            "{heard:?}"
+        );
+        drop(theirs);
+        assert_eq!(Word::receive(&ours), Ok(None));
+    }
+
+    #[test]
+    fn what_a_runner_knows_outlives_its_program() {
+        for (text, alive, turn) in [("12 3", Some(12), 3), ("0 1", None, 1), ("", None, 0), ("x", None, 0)] {
+            let main = Main::parse(text);
+            assert_eq!((main.alive, main.turn), (alive, turn), "{text}");
         }
     }
 }

@@ -347,8 +347,13 @@ impl Agent {
                 self.not_warm(Problem::new(Code::InterpreterFailed, "the interpreter has ended"));
             }
             None if told && waiting.is_empty() => {}
-            None if interpreter.ready || told => {
-                // It died between calls: its next call must not run as if nothing had happened.
+            // Between calls; also one that has just taken the place of another, and was not ready yet.
+            None if interpreter.ready || told || interpreter.history.present().is_some() => {
+                crate::say(&format!(
+                    "{} has ended between two calls: {ending:?}",
+                    interpreter.language.as_str()
+                ));
+                // Its next call must not run as if nothing had happened.
                 if waiting.is_empty()
                     && let Some(process) = self.processes.get(&id)
                 {

@@ -12,7 +12,7 @@ use carrel_jail::{
     confine::Confinement,
     session::{self as namespace, Child},
     sys::SingleThread,
-    tree::{self, Stat},
+    tree,
 };
 use carrel_proto::guest::AgentConfig;
 use rustix::{
@@ -60,8 +60,8 @@ pub(crate) struct Runner {
     pub(crate) line: u64,
     /// The process that has taken the place of the one which the runner started.
     pub(crate) heir: Option<i32>,
-    /// When that one was born, if it took over before the end of the other, of which the runner may still tell.
-    pub(crate) early: Option<u64>,
+    /// How many have done so: of the ends of those before it the runner may still tell.
+    pub(crate) turn: u32,
 }
 
 impl Runner {
@@ -70,10 +70,13 @@ impl Runner {
         self.heir.or_else(|| process::main_of(self.child.pid))
     }
 
-    /// Whether an end that the runner tells of is that of the process before this one. A runner reaps before it tells.
-    pub(crate) fn is_of_predecessor(&self) -> bool {
-        let heir = self.heir.and_then(Stat::of).filter(|stat| !stat.zombie);
-        heir.is_some_and(|stat| Some(stat.start_time) == self.early)
+    /// Another process has taken the place of the one that the runner is there for.
+    pub(crate) fn adopt(&mut self, heir: i32, inside: i32) {
+        self.heir = Some(heir);
+        self.turn += 1;
+        let mut order = [0; runner::ADOPT];
+        order[1..].copy_from_slice(&inside.to_le_bytes());
+        let _ = rustix::io::write(&self.orders, &order);
     }
 
     /// Passes a signal on to the process group of the runner's process.
@@ -170,7 +173,7 @@ impl Session {
                 orders: mine,
                 line,
                 heir: None,
-                early: None,
+                turn: 0,
             });
         }
         let child = namespace::fork_beside(thread, |ready| {
@@ -180,7 +183,7 @@ impl Session {
             }
             runner::run(thread, theirs, launch)
         })?;
-        Ok(Runner { child, init: None, orders: mine, line, heir: None, early: None })
+        Ok(Runner { child, init: None, orders: mine, line, heir: None, turn: 0 })
     }
 
     /// A runner was killed: what it left goes to the session's init, and is nobody's any more. Its line closes a moment

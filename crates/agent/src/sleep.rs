@@ -87,6 +87,8 @@ pub(crate) struct SavedProcess {
     line: u64,
     /// Who has taken the place of the runner's first process.
     heir: Option<i32>,
+    #[serde(default)]
+    turn: u32,
     stdout: Option<u64>,
     stderr: Option<u64>,
     stdin: Option<SavedInput>,
@@ -289,6 +291,7 @@ impl Agent {
                 runner: process.runner.init.as_ref().map_or(0, |(_, inner)| *inner),
                 line: process.runner.line,
                 heir: process.runner.heir.and_then(tree::innermost),
+                turn: process.runner.turn,
                 stdout: pipe(&process.stdout)?,
                 stderr: pipe(&process.stderr)?,
                 stdin: process.stdin.as_mut().map(SavedInput::of).transpose()?,
@@ -472,7 +475,7 @@ impl Agent {
             line,
             // As its session sees it, until the processes are there.
             heir: saved.heir,
-            early: None,
+            turn: saved.turn,
         };
         let process = Process {
             session: saved.session,

@@ -40,7 +40,6 @@ use crate::{
     files_back::{FilesBack, Point},
     interpreter::{Interpreter, resume},
     process::{self, Process},
-    runner::ADOPT,
     serve::Agent,
     variables::Changes,
 };
@@ -196,7 +195,7 @@ impl History {
 
     /// Somebody else has changed files.
     pub(crate) fn spoil_points(&mut self, why: &str) {
-        for point in self.points.values_mut() {
+        for point in self.points.values_mut().filter(|point| point.is_ok()) {
             *point = Err(why.to_owned());
         }
     }
@@ -325,6 +324,13 @@ impl Agent {
         self.await_spares(&ids, PATIENCE);
     }
 
+    /// The same where something besides an interpreter may run: a copy that is not known would be taken for that.
+    pub(crate) fn await_spares_in_doubt(&mut self) {
+        let left = |id: &&u32| self.processes.get(id).is_some_and(|process| process.left && !process.ended);
+        let ids: Vec<u32> = self.interpreters.keys().filter(left).copied().collect();
+        self.await_spares(&ids, SOON);
+    }
+
     fn await_spares(&mut self, ids: &[u32], patience: Duration) {
         let deadline = Instant::now() + patience;
         for &id in ids {
@@ -408,6 +414,8 @@ impl Agent {
 
     /// An interpreter has ended. Gives the ending back where no earlier state can take its place.
     pub(crate) fn go_back(&mut self, id: u32, ending: Ending) -> Option<Ending> {
+        let turn = |agent: &Self| agent.processes.get(&id).map(|process| process.runner.turn);
+        let whose = turn(self);
         // What it said last may still be in the pipe. A copy of it that user code has made could write for ever.
         for _ in 0..LAST_WORDS {
             let Some(interpreter) = self.interpreters.get(&id) else { return Some(ending) };
@@ -416,13 +424,20 @@ impl Agent {
             }
             self.hear_driver(id);
         }
+        let ended = matches!(ending, Ending::Ended { .. });
+        if ended && turn(self) != whose {
+            // By that its place has been taken, and the end is not that of whoever has it now.
+            if let Some(process) = self.processes.get_mut(&id) {
+                process.ended = false;
+            }
+            return None;
+        }
         let keep = self.undo_calls_of(id);
         let Some(interpreter) = self.interpreters.get_mut(&id) else { return Some(ending) };
         let history = &mut interpreter.history;
         let begun = interpreter.ready || history.is_returning();
         let heard = history.returning.as_ref().is_some_and(|returning| returning.heir.is_some());
         let is_new = history.present.is_none() && history.returning.is_none();
-        let ended = matches!(ending, Ending::Ended { .. });
         // One that was made, and not told of any more, is about to speak for itself.
         let untold = history.awaited && matches!(ending, Ending::Ended { left: 1.., .. });
         if keep == 0 || !begun || !ended || (!is_new && !heard && !untold && !history.any_alive()) {
@@ -523,7 +538,6 @@ impl Agent {
         let Some(returning) = interpreter.history.returning.take() else { return };
         let spare =
             interpreter.history.spares.get(&heir.id).copied().filter(|spare| spare.inside == heir.pid);
-        let early = returning.ending.is_none();
         // Of one that was asked to go it does not matter.
         let ending = returning.ending.unwrap_or(Ending::RunnerGone);
         let (Some(spare), Some(taken)) = (spare, interpreter.history.go_back(heir.id, heir.pid)) else {
@@ -548,11 +562,7 @@ impl Agent {
             self.end_newer(id, &spare, predecessor.map(|process| process.pid));
         }
         if let Some(process) = self.processes.get_mut(&id) {
-            process.runner.heir = Some(spare.pid);
-            process.runner.early = early.then_some(spare.start_time);
-            let mut order = [0; ADOPT];
-            order[1..].copy_from_slice(&spare.inside.to_le_bytes());
-            let _ = rustix::io::write(&process.runner.orders, &order);
+            process.runner.adopt(spare.pid, spare.inside);
         }
         // Between calls nothing is taken back.
         let goes_back = number.is_some() || returning.asked.is_some();
@@ -597,7 +607,7 @@ impl Agent {
             self.reply(caller, tag, &Event::Failed(problem));
         }
         if let Some(interpreter) = self.interpreters.get_mut(&id) {
-            interpreter.history = History::default();
+            interpreter.history = History::with_present(interpreter.history.present);
         }
         self.interpreter_lost(id, ending, asked.is_some());
     }

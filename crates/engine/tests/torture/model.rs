@@ -92,8 +92,32 @@ const DAMAGES: [Damage; 7] = [
     Damage::Newer,
 ];
 
+/// Which steps are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Course {
+    Everything,
+    /// Calls that end their interpreter or are taken back, in quick succession: whose end was that?
+    GoingBack,
+}
+
 impl Step {
-    pub(crate) fn draw(lot: &mut Lot, model: &Model) -> Self {
+    fn draw_going_back(lot: &mut Lot) -> Self {
+        let value = i64::try_from(lot.below(1000)).unwrap();
+        match lot.below(20) {
+            0..6 => Step::PythonAppend(value),
+            6..7 => Step::PythonRead,
+            7..10 => Step::PythonCrash(lot.one::<&str>(&CRASHES)),
+            10..11 => Step::BashRead,
+            11..17 => Step::Undo(1 + u32::try_from(lot.below(4)).unwrap()),
+            17..19 => Step::Standby,
+            _ => Step::Restart,
+        }
+    }
+
+    pub(crate) fn draw(course: Course, lot: &mut Lot, model: &Model) -> Self {
+        if course == Course::GoingBack {
+            return Self::draw_going_back(lot);
+        }
         let value = i64::try_from(lot.below(1000)).unwrap();
         let text = lot.below(1_000_000);
         let file = *lot.one::<&str>(&FILES);
@@ -336,7 +360,7 @@ fn every_kind_of_step_is_drawn() {
     for life in [Life::Awake, Life::Hibernated] {
         let model = Model { life, ..Model::new() };
         for _ in 0..5000 {
-            let step = format!("{:?}", Step::draw(&mut lot, &model));
+            let step = format!("{:?}", Step::draw(Course::Everything, &mut lot, &model));
             drawn.insert(step.split(['(', ' ']).next().unwrap().to_owned());
         }
     }

@@ -12,7 +12,7 @@ use carrel_proto::{
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::{
-    model::{CRASHED, Content, Damage, Life, Model, SHOW, Step},
+    model::{CRASHED, Content, Course, Damage, Life, Model, SHOW, Step},
     world::{Lot, Ran, close_all, exec, in_time, key, number, open, read, run, seed, wish, write},
 };
 
@@ -20,11 +20,20 @@ const SANDBOXES: u64 = 3;
 
 #[tokio::test]
 async fn whatever_is_done_to_it_a_sandbox_is_what_it_must_be() {
+    torture(Course::Everything).await;
+}
+
+#[tokio::test]
+async fn whoever_ends_while_another_takes_its_place_is_told_apart() {
+    torture(Course::GoingBack).await;
+}
+
+async fn torture(course: Course) {
     let (seed, steps) = (seed(), number("CARREL_TORTURE_STEPS", 300));
     let state = tempfile::tempdir().unwrap();
     let mut trials = tokio::task::JoinSet::new();
     for sandbox in 0..SANDBOXES {
-        let trial = Trial::begin(state.path(), seed, sandbox).await;
+        let trial = Trial::begin(state.path(), course, seed, sandbox).await;
         trials.spawn(trial.go(steps));
     }
     let mut failed = None;
@@ -42,6 +51,7 @@ async fn whatever_is_done_to_it_a_sandbox_is_what_it_must_be() {
 pub(crate) struct Trial {
     pub(crate) state: PathBuf,
     pub(crate) name: String,
+    course: Course,
     seed: u64,
     lot: Lot,
     pub(crate) engine: Engine,
@@ -56,7 +66,7 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    async fn begin(state: &Path, seed: u64, sandbox: u64) -> Self {
+    async fn begin(state: &Path, course: Course, seed: u64, sandbox: u64) -> Self {
         let engine = open(state);
         let name = format!("s{sandbox}");
         let record = engine.sandbox(&key(&name), &wish()).await.unwrap().record;
@@ -76,6 +86,7 @@ impl Trial {
         Self {
             state: state.to_path_buf(),
             name,
+            course,
             seed,
             lot: Lot::new(seed ^ (sandbox << 32)),
             engine,
@@ -90,7 +101,7 @@ impl Trial {
 
     async fn go(mut self, steps: u64) -> Result<(), String> {
         for _ in 0..steps {
-            let step = Step::draw(&mut self.lot, &self.model);
+            let step = Step::draw(self.course, &mut self.lot, &self.model);
             if (step == Step::Standby && !self.can_standby) || (step.needs_disk() && !self.can_hibernate) {
                 continue;
             }
@@ -116,7 +127,12 @@ impl Trial {
     fn story(&self, what: &str) -> String {
         let (name, seed, model) = (&self.name, self.seed, &self.model);
         let history = self.history.join("\n  ");
-        format!("{name}, CARREL_TORTURE_SEED={seed}: {what}\nthe model: {model:?}\nthe steps:\n  {history}")
+        let log = self.state.join("sandboxes").join(self.record.id.as_str()).join("spool/agent.log");
+        let log = std::fs::read(log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        format!(
+            "{name}, CARREL_TORTURE_SEED={seed}: {what}\nthe model: {model:?}\nthe steps:\n  {history}\nthe agent's log:\n  {log}"
+        )
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), String> {
