@@ -20,6 +20,11 @@ const TAIL: usize = 64 << 10;
 /// The most that shown values have of the tail: a picture or two, as they are kept whole or not at all.
 const DISPLAY_TAIL: usize = 1 << 20;
 
+/// What was said in a few words stays in memory for good: a file takes longer than the call, and its inode as much room. Some
+/// file systems also look at all inodes that were freed in the last seconds before they give one out.
+const FEW_WORDS: usize = 512;
+const FEW_CHUNKS: usize = 8;
+
 /// Standard output (or terminal), standard error, displays.
 const SLOTS: usize = 3;
 const DISPLAYS: usize = 2;
@@ -100,7 +105,9 @@ impl Output {
 
     /// What is in memory alone, and how to go on; see [`crate::sleep`].
     pub(crate) fn saved(&mut self) -> io::Result<SavedOutput> {
-        self.write_out(false)?;
+        if !self.is_short() {
+            self.write_out(false)?;
+        }
         let spooled = self.spool.as_ref().map_or(0, Spool::next);
         let mut recent: Vec<&Chunk> =
             self.recent.iter().flatten().filter(|chunk| chunk.number >= spooled).collect();
@@ -227,6 +234,9 @@ impl Output {
     /// Moves the head to the spool and lets memory go, but not what a caller at `wanted` has still to get and would
     /// find nowhere else.
     pub(crate) fn settle(&mut self, wanted: Option<u64>) -> io::Result<()> {
+        if self.is_short() {
+            return Ok(());
+        }
         self.write_out(false)?;
         let spooled = self.spool.as_ref().map_or(0, Spool::next);
         while (self.recent_bytes > TAIL || self.head_end.is_some())
@@ -283,8 +293,19 @@ impl Output {
         self.head_end.is_some()
     }
 
+    /// Whether it is all in memory, and not worth a file.
+    fn is_short(&self) -> bool {
+        let chunks: usize = self.recent.iter().map(VecDeque::len).sum();
+        let few = self.recent_bytes <= FEW_WORDS && chunks <= FEW_CHUNKS;
+        few && self.spool.is_none() && self.head_end.is_none()
+    }
+
     /// Nothing more comes: the tails go to disk, memory to the agent.
     pub(crate) fn close(&mut self) -> io::Result<()> {
+        if self.is_short() {
+            self.recent.iter_mut().for_each(VecDeque::shrink_to_fit);
+            return Ok(());
+        }
         self.settle(None)?;
         self.write_out(true)?;
         if let Some(spool) = &mut self.spool {
@@ -359,6 +380,31 @@ mod tests {
         assert_eq!(text(&output, 7)[0].0, 7);
         assert_eq!(output.dropped(), 0);
         output.discard();
+    }
+
+    #[test]
+    fn a_few_words_stay_in_memory_and_are_written_down_with_everything_else() {
+        let mut short = fresh(1 << 20, "short");
+        short.push(Stream::Stdout, b"4".to_vec());
+        short.push(Stream::Stderr, b"2".to_vec());
+        short.close().unwrap();
+        assert!(!short.path.exists());
+        let saved = short.saved().unwrap();
+        assert!(!saved.spooled && !short.path.exists());
+        let back = Output::load(short.path.clone(), 1 << 20, saved).unwrap();
+        assert_eq!(text(&back, 0), text(&short, 0));
+        assert_eq!(text(&back, 1), [(1, 0, "2".to_owned())]);
+        for (count, size) in [(1, FEW_WORDS + 1), (FEW_CHUNKS + 1, 1)] {
+            let mut longer = fresh(1 << 20, "longer");
+            for _ in 0..count {
+                longer.push(Stream::Stdout, vec![b'x'; size]);
+                longer.settle(None).unwrap();
+            }
+            longer.close().unwrap();
+            assert!(longer.path.exists() && longer.recent.iter().all(VecDeque::is_empty));
+            assert_eq!(text(&longer, 0).len(), count);
+            longer.discard();
+        }
     }
 
     /// What is kept of a stream.
