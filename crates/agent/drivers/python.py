@@ -31,6 +31,7 @@ from posix import _exit, close, dup2, environ, getpid, putenv, set_blocking, uns
 from sys import getprofile, getrecursionlimit, getsizeof, gettrace, setprofile, setrecursionlimit, settrace
 
 SOURCE_LIMIT = 16 << 20  # code of earlier calls kept for tracebacks, in characters
+SHORT_LINE = 4096  # a result that is no longer goes with the end of its call: the agent is woken once, and not twice
 LOST = 70  # exit status when the agent's pipes are gone: nobody is left to tell
 HERE = sys._getframe().f_code.co_filename
 PID = getpid()
@@ -59,6 +60,7 @@ class call:
     kept = 0  # characters in SOURCES
     loop = None  # one event loop for all top-level awaits
     undo = memory = 0  # calls that can be taken back, and the sandbox's memory
+    held = b""  # a result that waits for the end of the call
     last = spared = None  # the last call of this state, and that of the state which the newest spare has
     sparing = False  # a fork of the driver's own is under way
     linecache = sys.modules.get("linecache")  # this and the next: once user code has loaded them
@@ -116,7 +118,12 @@ def emit(kind, entries, text):
     flush()  # what was printed before comes before
     with LOCK:
         if call.id is not None:
-            return send(b'{"id":%d,"display":{"kind":"%s","mime":{%s}}}\n' % (call.id, kind, entries))
+            line = call.held + b'{"id":%d,"display":{"kind":"%s","mime":{%s}}}\n' % (call.id, kind, entries)
+            call.held = b""
+            if kind == b"result" and call.pyplot is None and len(line) < SHORT_LINE:  # no more of the user's code runs
+                call.held = line
+                return
+            return send(line)
     print(text)
 
 
@@ -126,7 +133,7 @@ def forked():
     if call.sparing:
         return
     LOCK = allocate_lock()
-    call.id = None
+    call.id, call.held = None, b""
     call.undo = 0
     for fd in SAVED[3:] + [slot for _, slot, _ in SPARES]:
         try:
@@ -269,7 +276,8 @@ def answer(number, source):
     settle()
     status, error = (0, "null") if failure is None else rare("report")(failure)
     call.live = False
-    settle()
+    if failure is not None:
+        settle()
     if getpid() != PID:
         _exit(status)
     del failure  # and with it the frames and their variables
@@ -279,7 +287,8 @@ def answer(number, source):
         attempt(tell_imports, source)
     with LOCK:
         call.id, call.last = None, number
-        send(('{"id":%d,"done":{"exit":%d,"error":%s%s}}\n' % (number, status, error, unspared)).encode())
+        held, call.held = call.held, b""
+        send(held + ('{"id":%d,"done":{"exit":%d,"error":%s%s}}\n' % (number, status, error, unspared)).encode())
 
 
 def tell_imports(source):

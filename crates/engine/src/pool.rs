@@ -230,14 +230,14 @@ impl Engine {
                 return Ok(Offer::Nothing);
             };
             let claim = Claim { id: ready.id.clone(), ..claim.clone() };
-            let (kind, caller) = (kind.clone(), caller.clone());
-            let passing = self.blocking(move |engine| {
-                let passed = engine.pass_on(ready, since, &claim, &kind, caller);
+            // One transaction, and no caller who goes away in the midst of it.
+            let passed = self.at_once(|engine| {
+                let passed = engine.pass_on(ready, since, &claim, &kind, caller.clone());
                 lock(&engine.pool.shelves).decided(&kind);
                 engine.pool.changed.notify_one();
                 Ok(passed)
             });
-            match passing.await? {
+            match passed? {
                 Passed::On(record) => return Ok(Offer::Made(record)),
                 Passed::KeyTaken => return Ok(Offer::KeyTaken),
                 Passed::Refused(problem) => return Err(problem),

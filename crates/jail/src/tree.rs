@@ -14,6 +14,9 @@ use rustix::{
 
 use crate::userns;
 
+/// Bytes of their names: no pid namespace has so many.
+const MOST_CHILDREN: u64 = 64 << 20;
+
 /// Passes of SIGSTOP that find nothing new are enough; a bound all the same.
 const PASSES: usize = 64;
 
@@ -145,8 +148,12 @@ pub fn wait_readable(fd: impl AsFd, deadline: Instant) -> bool {
 /// What a process has started, oldest first. One may be missing if another ends meanwhile: the kernel goes on by the place in its
 /// list.
 pub fn children(pid: i32) -> Vec<i32> {
-    let path = format!("/proc/{pid}/task/{pid}/children");
-    let text = fs::read_to_string(path).unwrap_or_default();
+    // In one go, for nearly all: it says that it has no size, and is asked for at the end of every call.
+    let mut text = Vec::with_capacity(4096);
+    if let Ok(file) = fs::File::open(format!("/proc/{pid}/task/{pid}/children")) {
+        let _ = file.take(MOST_CHILDREN).read_to_end(&mut text);
+    }
+    let text = String::from_utf8_lossy(&text);
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 

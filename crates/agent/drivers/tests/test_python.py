@@ -343,6 +343,16 @@ class Values(Case):
         result = self.run_code("from unittest.mock import MagicMock\nMagicMock()")
         self.assertEqual((set(result.displays[0]["mime"]), result.err), ({"text/plain"}, b""))
 
+    def test_a_short_result_comes_with_the_end_of_its_call(self):
+        self.driver.begin("1")
+        select.select([self.driver.replies], [], [], PATIENCE)
+        lines = [json.loads(line) for line in os.read(self.driver.replies, 1 << 16).splitlines()]
+        self.assertEqual([sorted(line) for line in lines], [["display", "id"], ["done", "id"]])
+        # Not kept for the next one, and none is lost to it.
+        for code in ("x = 2", "x", "'y' * 5000", "import os\nif not os.fork(): os._exit(0)\n3"):
+            result = self.run_code(code)
+            self.assertEqual(len(result.displays), code != "x = 2")
+
     def test_display_in_order(self):
         result = self.run_code("display(1, 'a'); display({'text/html': '<i>'}, raw=True); 3")
         self.assertEqual([(d["kind"], d["mime"]["text/plain"]) for d in result.displays],
