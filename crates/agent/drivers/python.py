@@ -31,7 +31,7 @@ from posix import _exit, close, dup2, environ, getpid, putenv, set_blocking, uns
 from sys import getprofile, getrecursionlimit, getsizeof, gettrace, setprofile, setrecursionlimit, settrace
 
 SOURCE_LIMIT = 16 << 20  # code of earlier calls kept for tracebacks, in characters
-SHORT_LINE = 4096  # a result that is no longer goes with the end of its call: the agent is woken once, and not twice
+SHORT_LINE = 3500  # a result that is no longer goes with the end of its call: the agent is woken and reads once, and not twice
 LOST = 70  # exit status when the agent's pipes are gone: nobody is left to tell
 HERE = sys._getframe().f_code.co_filename
 PID = getpid()
@@ -120,11 +120,17 @@ def emit(kind, entries, text):
         if call.id is not None:
             line = call.held + b'{"id":%d,"display":{"kind":"%s","mime":{%s}}}\n' % (call.id, kind, entries)
             call.held = b""
-            if kind == b"result" and call.pyplot is None and len(line) < SHORT_LINE:  # no more of the user's code runs
+            if kind == b"result" and len(line) < SHORT_LINE and nothing_follows():
                 call.held = line
                 return
             return send(line)
     print(text)
+
+
+def nothing_follows():
+    """Whether what comes between a result and the end of its call is over at once: no figures, no streams that may block."""
+    plain = sys.stdout is STREAMS["stdout"] and sys.stderr is STREAMS["stderr"]
+    return plain and call.pyplot is None and "ctypes" not in sys.modules
 
 
 def forked():

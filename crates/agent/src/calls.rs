@@ -621,7 +621,7 @@ impl Agent {
             // Awaited where it was asked for.
             Word::Renewed => {}
             // The end of one that was asked to go, whose place another has taken before.
-            Word::Ended { turn, .. } if turn < process.runner.turn => {}
+            Word::Ended { turn, .. } if process.runner.is_of_predecessor(turn) => {}
             Word::Ended { status, cpu_us, peak_memory, left, .. } => {
                 process.ended = true;
                 self.drain(id);

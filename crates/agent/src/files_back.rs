@@ -144,7 +144,7 @@ impl Shadow {
 
 impl Agent {
     /// Whether anything here can be taken back.
-    fn keeps_files(&self) -> bool {
+    pub(crate) fn keeps_files(&self) -> bool {
         self.config.undo_calls > 0
             || self.sessions.values().any(|one| one.undo_calls.is_some_and(|calls| calls > 0))
     }
@@ -156,7 +156,6 @@ impl Agent {
         }
         let is_run = self.execs.get(&number).is_some_and(|exec| matches!(exec.what, What::Run { .. }));
         if alone && is_run {
-            self.await_spares_in_doubt();
             self.settle_files(LONGEST_ON_PATH);
         } else if !alone {
             for interpreter in self.interpreters.values_mut() {

@@ -219,6 +219,11 @@ impl Interpreter {
         }
     }
 
+    /// Whether its next call can begin, and there is one.
+    pub(crate) fn can_begin(&self) -> bool {
+        self.ready && self.current.is_none() && self.warming.is_none() && !self.queue.is_empty()
+    }
+
     /// Whether anything is under way, or waits.
     pub(crate) fn is_at_rest(&self) -> bool {
         let silent = self.unsent.is_empty() && self.line.is_empty() && self.mute.is_none();

@@ -5,7 +5,7 @@
 //! ```
 //! Head and tails together never pass the output limit. Each stream has a tail of its own, so that a flood on one does
 //! not push out what another said last. Whether a chunk is head or tail is decided when it comes: one across the border
-//! becomes two. At the end the tails are written behind the head.
+//! becomes two. At the end the tails are written behind the head. A call that printed next to nothing has no file at all.
 
 use std::{collections::VecDeque, io, path::PathBuf};
 
@@ -20,7 +20,7 @@ const TAIL: usize = 64 << 10;
 /// The most that shown values have of the tail: a picture or two, as they are kept whole or not at all.
 const DISPLAY_TAIL: usize = 1 << 20;
 
-/// What was said in a few words stays in memory for good: a file takes longer than the call, and its inode as much room. Some
+/// What was said in a few words stays in memory: a file takes longer than the call, and its inode as much room. Some
 /// file systems also look at all inodes that were freed in the last seconds before they give one out.
 const FEW_WORDS: usize = 512;
 const FEW_CHUNKS: usize = 8;

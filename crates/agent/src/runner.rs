@@ -73,8 +73,9 @@ pub(crate) const RENEW: u8 = 0;
 const KEPT: &str = "CARREL_RUNNER";
 
 const WORD: usize = 29;
-/// Of runners that were written to disk before words had a turn.
+/// Of runners that were written to disk before words had a turn, and what is read for it.
 const SHORT_WORD: usize = 25;
+pub(crate) const UNSAID: u32 = u32::MAX;
 
 impl Word {
     fn encode(self) -> [u8; WORD] {
@@ -97,7 +98,7 @@ impl Word {
 
     /// `None`: the runner is gone. User code may kill it, never speak for it.
     pub(crate) fn receive(from: &OwnedFd) -> Result<Option<Self>, Errno> {
-        // What is not said is the turn of whoever has it.
+        // What is not said reads as [`UNSAID`].
         let mut bytes = [u8::MAX; WORD];
         match read(from, &mut bytes) {
             Ok(WORD | SHORT_WORD) => {}
@@ -394,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_says_whose_it_is_and_one_that_does_not_is_that_of_the_last() {
+    fn an_end_says_whose_it_is_unless_it_comes_from_an_older_runner() {
         let (ours, theirs) = crate::session::line().expect("a line");
         let mut main = Main { alive: Some(7), turn: 2 };
         for word in [main.killed(), Word::Failed(5), Word::Renewed] {
@@ -406,7 +407,7 @@ mod tests {
         write(&theirs, &old[..SHORT_WORD]).expect("a word");
         let heard = Word::receive(&ours).expect("a word");
         assert!(
-            matches!(heard, Some(Word::Ended { status: SIGKILL, left: 0, turn: u32::MAX, .. })),
+            matches!(heard, Some(Word::Ended { status: SIGKILL, left: 0, turn: UNSAID, .. })),
             "{heard:?}"
         );
         drop(theirs);

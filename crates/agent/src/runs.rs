@@ -173,11 +173,12 @@ impl Agent {
 
     /// Gives an interpreter its next call, if it is ready for one.
     pub(crate) fn next_call(&mut self, id: u32) {
-        let undo = self.undo_of(id);
-        let Some(interpreter) = self.interpreters.get_mut(&id) else { return };
-        if !interpreter.ready || interpreter.current.is_some() || interpreter.warming.is_some() {
+        if !self.interpreters.get(&id).is_some_and(Interpreter::can_begin) {
             return;
         }
+        self.await_spares_in_doubt();
+        let undo = self.undo_of(id);
+        let Some(interpreter) = self.interpreters.get_mut(&id).filter(|one| one.can_begin()) else { return };
         let Some(number) = interpreter.queue.pop_front() else { return };
         interpreter.current = Some(number);
         let early: Vec<(Stream, Vec<u8>)> = [Stream::Stdout, Stream::Stderr]

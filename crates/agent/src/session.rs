@@ -70,6 +70,13 @@ impl Runner {
         self.heir.or_else(|| process::main_of(self.child.pid))
     }
 
+    /// Whether an end that the runner tells of is that of a process before this one.
+    pub(crate) fn is_of_predecessor(&self, turn: u32) -> bool {
+        // A runner that was written to disk by an older agent does not say.
+        let unsaid = turn == runner::UNSAID && self.heir.is_some_and(process::is_running);
+        turn < self.turn || unsaid
+    }
+
     /// Another process has taken the place of the one that the runner is there for.
     pub(crate) fn adopt(&mut self, heir: i32, inside: i32) {
         self.heir = Some(heir);

@@ -324,8 +324,12 @@ impl Agent {
         self.await_spares(&ids, PATIENCE);
     }
 
-    /// The same where something besides an interpreter may run: a copy that is not known would be taken for that.
+    /// The same where something besides an interpreter may run: a copy that is not known would be taken for that, and files stay
+    /// as they are. Whoever is heard meanwhile may begin or end calls.
     pub(crate) fn await_spares_in_doubt(&mut self) {
+        if self.running() > 0 || !self.keeps_files() {
+            return;
+        }
         let left = |id: &&u32| self.processes.get(id).is_some_and(|process| process.left && !process.ended);
         let ids: Vec<u32> = self.interpreters.keys().filter(left).copied().collect();
         self.await_spares(&ids, SOON);

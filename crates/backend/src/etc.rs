@@ -85,6 +85,8 @@ pub fn prepared(place: &Path) -> io::Result<PathBuf> {
     let making = unfinished::beside(&place.join(NAME))?;
     let name = fill(&making)?;
     let target = place.join(&name);
+    // Its name says what is in it, also after the power was gone.
+    rustix::fs::syncfs(fs::File::open(&making)?)?;
     if fs::rename(&making, &target).is_err() {
         fs::remove_dir_all(&making)?;
         // The same as before, and in use for as long again.
@@ -103,8 +105,7 @@ fn fill(directory: &Path) -> io::Result<String> {
     let mut copy = Copy { left: MOST, digest: DefaultHasher::new() };
     for name in WANTED {
         let follow = *name == "localtime" || *name == "os-release";
-        // What cannot be read here is not needed in a box either.
-        let _ = copy.take(&Path::new("/etc").join(name), &directory.join(name), follow);
+        copy.take(&Path::new("/etc").join(name), &directory.join(name), follow)?;
     }
     for (name, content) in OWN {
         (name, content).hash(&mut copy.digest);
@@ -119,7 +120,12 @@ fn remove_old(place: &Path, newest: &Path) {
         let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > KEPT));
         let is_ours = entry.file_name().to_string_lossy().starts_with(NAME);
         if is_old && is_ours && entry.path() != newest {
-            let _ = fs::remove_dir_all(entry.path());
+            // Nothing that is half removed has such a name.
+            if let Ok(going) = unfinished::beside(newest)
+                && fs::rename(entry.path(), &going).is_ok()
+            {
+                let _ = fs::remove_dir_all(going);
+            }
         }
     }
 }
@@ -131,35 +137,38 @@ struct Copy {
 }
 
 impl Copy {
+    /// What cannot be read is not needed in a box either; what cannot be written is an error.
     fn take(&mut self, from: &Path, to: &Path, follow: bool) -> io::Result<()> {
         if self.left == 0 {
             return Ok(());
         }
         self.left -= 1;
-        let meta = if follow { fs::metadata(from)? } else { fs::symlink_metadata(from)? };
+        let Ok(meta) = (if follow { fs::metadata(from) } else { fs::symlink_metadata(from) }) else {
+            return Ok(());
+        };
         // Private parts, such as keys below /etc/ssl/private, stay where they are even when root makes the copy.
         if !meta.is_symlink() && meta.permissions().mode() & 0o004 == 0 {
             return Ok(());
         }
         (from, meta.mode()).hash(&mut self.digest);
         if meta.is_symlink() {
-            let link = fs::read_link(from)?;
+            let Ok(link) = fs::read_link(from) else { return Ok(()) };
             link.hash(&mut self.digest);
             return symlink(link, to);
         }
         if meta.is_file() && meta.len() <= LARGEST {
-            let content = fs::read(from)?;
+            let Ok(content) = fs::read(from) else { return Ok(()) };
             content.hash(&mut self.digest);
             fs::write(to, content)?;
             return fs::set_permissions(to, meta.permissions());
         }
         if meta.is_dir() {
             fs::create_dir(to)?;
-            let mut names =
-                fs::read_dir(from)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+            let entries = fs::read_dir(from).into_iter().flatten().flatten();
+            let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
             names.sort_unstable();
             for name in names {
-                let _ = self.take(&from.join(&name), &to.join(&name), false);
+                self.take(&from.join(&name), &to.join(&name), false)?;
             }
         }
         Ok(())

@@ -124,11 +124,15 @@ impl HostInterpreters {
     fn remember(&self, place: &Path, caller: &Whereabouts) -> std::io::Result<()> {
         fs::create_dir_all(place)?;
         let memory = memory(place, caller);
+        unfinished::remove_stale(&memory);
         let making = unfinished::beside(&memory)?;
         fs::write(&making, serde_json::to_vec(self)?).and_then(|()| fs::rename(&making, memory))?;
         let mut all: Vec<(SystemTime, PathBuf)> = fs::read_dir(place)?
             .flatten()
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(MEMORY))
+            .filter(|entry| {
+                let name = entry.file_name();
+                name.to_string_lossy().starts_with(MEMORY) && name.to_string_lossy().ends_with(".json")
+            })
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         all.sort_unstable_by(|one, other| other.cmp(one));
@@ -184,6 +188,7 @@ fn compile(python: &Interpreter, place: &Path, caller: &Whereabouts) -> Option<P
     if compiled.exists() {
         return Some(compiled);
     }
+    unfinished::remove_stale(&compiled);
     let source = unfinished::beside(&compiled).ok()?;
     fs::write(&source, PYTHON_DRIVER).ok()?;
     let mut command = Command::new(&python.program);

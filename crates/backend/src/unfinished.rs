@@ -3,7 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 /// What is this old was left by a process that was killed.
@@ -22,9 +22,9 @@ pub(crate) fn beside(target: &Path) -> io::Result<PathBuf> {
 pub(crate) fn remove_stale(target: &Path) {
     let (Some(place), prefix) = (target.parent(), prefix(target)) else { return };
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
-        let age = |made: SystemTime| made.elapsed().unwrap_or_default();
-        let is_old = || Some(age(entry.metadata().ok()?.modified().ok()?) > STALE);
-        if entry.file_name().to_string_lossy().starts_with(&prefix) && is_old() == Some(true) {
+        let made = entry.metadata().and_then(|meta| meta.modified());
+        let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > STALE));
+        if is_old && entry.file_name().to_string_lossy().starts_with(&prefix) {
             let path = entry.path();
             let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path));
         }
@@ -37,6 +37,8 @@ fn prefix(target: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]

@@ -164,7 +164,7 @@ impl Engine {
         tokio::task::spawn_blocking(move || work(&engine)).await.map_err(Problem::internal)?
     }
 
-    /// As [`Engine::blocking`], for what takes less time than another thread takes to wake up.
+    /// As [`Engine::blocking`], for what mostly takes less time than another thread takes to wake up.
     pub(crate) fn at_once<T>(&self, work: impl FnOnce(&Engine) -> Result<T, Problem>) -> Result<T, Problem> {
         use tokio::runtime::{Handle, RuntimeFlavor};
         match Handle::current().runtime_flavor() {
