@@ -4,6 +4,8 @@
 //! would cost more than the rest of a box.
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsString,
     fs,
     hash::{DefaultHasher, Hash, Hasher},
     io,
@@ -85,8 +87,10 @@ pub fn prepared(place: &Path) -> io::Result<PathBuf> {
     let making = unfinished::beside(&place.join(NAME))?;
     let name = fill(&making)?;
     let target = place.join(&name);
-    // Its name says what is in it, also after the power was gone.
-    rustix::fs::syncfs(fs::File::open(&making)?)?;
+    if target.exists() && !is_same(&making, &target) {
+        // Damaged when the power was gone: waiting for the disk each time would be on a caller's time. Who has it, keeps it.
+        let _ = fs::rename(&target, unfinished::beside(&target)?);
+    }
     if fs::rename(&making, &target).is_err() {
         fs::remove_dir_all(&making)?;
         // The same as before, and in use for as long again.
@@ -112,6 +116,21 @@ fn fill(directory: &Path) -> io::Result<String> {
         fs::write(directory.join(name), content)?;
     }
     Ok(format!("{NAME}{:016x}", copy.digest.finish()))
+}
+
+/// Whether two entries have the same names and contents.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let names = |path: &Path| -> Option<BTreeSet<OsString>> {
+        Some(fs::read_dir(path).ok()?.flatten().map(|entry| entry.file_name()).collect())
+    };
+    match (fs::read_link(one), names(one)) {
+        (Ok(link), _) => fs::read_link(other).is_ok_and(|its| its == link),
+        (_, Some(all)) => {
+            names(other).as_ref() == Some(&all)
+                && all.iter().all(|name| is_same(&one.join(name), &other.join(name)))
+        }
+        _ => fs::read(one).is_ok_and(|content| fs::read(other).is_ok_and(|its| its == content)),
+    }
 }
 
 fn remove_old(place: &Path, newest: &Path) {
@@ -211,6 +230,21 @@ mod tests {
         assert_eq!(prepared(place.path()).unwrap(), second);
         assert!(!other.exists());
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_damaged_one_is_replaced_and_left_to_those_who_have_it() {
+        let place = tempfile::tempdir().unwrap();
+        let first = prepared(place.path()).unwrap();
+        let whole = fs::read(first.join("passwd")).unwrap();
+        fs::write(first.join("passwd"), "").unwrap();
+        age(&place.path().join("etc.newest"), 2 * FRESH);
+        let second = prepared(place.path()).unwrap();
+        assert_eq!((&second, fs::read(second.join("passwd")).unwrap()), (&first, whole));
+        let aside = |path: &PathBuf| path.is_dir() && !path.is_symlink() && *path != second;
+        let damaged = fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.path());
+        let damaged: Vec<PathBuf> = damaged.filter(aside).collect();
+        assert!(damaged.len() == 1 && damaged[0].join("passwd").exists(), "{damaged:?}");
     }
 
     #[test]

@@ -14,8 +14,8 @@ use rustix::{
 
 use crate::userns;
 
-/// Bytes of their names: no pid namespace has so many.
-const MOST_CHILDREN: u64 = 64 << 20;
+/// Of a file that says of itself that it has no size: more than all processes of a host have to say.
+const MOST_SAID: u64 = 64 << 20;
 
 /// Passes of SIGSTOP that find nothing new are enough; a bound all the same.
 const PASSES: usize = 64;
@@ -93,12 +93,16 @@ impl Stat {
     }
 }
 
-/// `/proc/PID/status`, in one go.
-fn status(pid: i32) -> Option<String> {
-    let mut status = Vec::with_capacity(4096);
+/// What `/proc/PID/…` says, nearly always in one go.
+fn said(pid: i32, what: &str) -> Option<String> {
+    let mut text = Vec::with_capacity(4096);
     // `take`, because otherwise it is asked for its size, which it says is none.
-    fs::File::open(format!("/proc/{pid}/status")).ok()?.take(1 << 20).read_to_end(&mut status).ok()?;
-    Some(String::from_utf8_lossy(&status).into_owned())
+    fs::File::open(format!("/proc/{pid}/{what}")).ok()?.take(MOST_SAID).read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+fn status(pid: i32) -> Option<String> {
+    said(pid, "status")
 }
 
 /// A process's pid in every namespace that it is in, from this process's own on.
@@ -148,12 +152,7 @@ pub fn wait_readable(fd: impl AsFd, deadline: Instant) -> bool {
 /// What a process has started, oldest first. One may be missing if another ends meanwhile: the kernel goes on by the place in its
 /// list.
 pub fn children(pid: i32) -> Vec<i32> {
-    // In one go, for nearly all: it says that it has no size, and is asked for at the end of every call.
-    let mut text = Vec::with_capacity(4096);
-    if let Ok(file) = fs::File::open(format!("/proc/{pid}/task/{pid}/children")) {
-        let _ = file.take(MOST_CHILDREN).read_to_end(&mut text);
-    }
-    let text = String::from_utf8_lossy(&text);
+    let text = said(pid, &format!("task/{pid}/children")).unwrap_or_default();
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
