@@ -9,12 +9,12 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, Write},
+    io::{self, Read},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::{FileExt, MetadataExt},
     },
-    sync::mpsc,
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
@@ -45,9 +45,8 @@ const MAX_TEXT: u64 = 16 << 20;
 /// What mappings of files in memory are called.
 const IN_MEMORY: &str = "/memfd:";
 const SIGINT_BIT: u64 = 1 << 1;
-/// What is read at once, and how many of these are on their way.
+/// What is read at once: it is still in a CPU's cache when it is written.
 const CHUNK: usize = 128 << 10;
-const CHUNKS: usize = 4;
 /// Floating point as every program starts with it.
 const FLOAT_CONTROL: (u16, u32) = (0x37f, 0x1f80);
 /// What was rounded or overflowed so far; nobody asks.
@@ -498,12 +497,7 @@ impl Taken {
         at
     }
 
-    fn write(
-        mut self,
-        mut header: Header,
-        traced: &Traced,
-        mut file: &File,
-    ) -> io::Result<(u64, Vec<String>)> {
+    fn write(mut self, mut header: Header, traced: &Traced, file: &File) -> io::Result<(u64, Vec<String>)> {
         let bytes = self
             .stored
             .iter()
@@ -542,48 +536,38 @@ impl Taken {
         let mut tables: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
         tables.extend_from_slice(&paths);
         tables.resize(usize::try_from(header.length).map_err(io::Error::other)?, 0);
-        file.write_all(&tables)?;
-        copy(&self.stored, traced, file)?;
+        file.write_all_at(&tables, 0)?;
+        copy(&self.stored, traced, file, header.length)?;
         // From now on nobody can change it.
         fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
-        Ok((file.stream_position()?, self.files.into_iter().map(|(path, _)| path).collect()))
+        Ok((header.length + self.bytes, self.files.into_iter().map(|(path, _)| path).collect()))
     }
 }
 
-/// Reads ranges of memory one after the other, while another thread writes: the file's pages take longer than their content.
-fn copy(ranges: &[(u64, u64)], traced: &Traced, mut file: &File) -> io::Result<()> {
-    let (full, to_write) = mpsc::channel::<(Vec<u8>, usize)>();
-    let (empty, to_fill) = mpsc::channel();
-    for _ in 0..CHUNKS {
-        let _ = empty.send(vec![0; CHUNK]);
+/// Copies ranges of memory one behind the other into a file, from `to` on. Pages of a file take longer than their content, so two
+/// threads do it, and each writes what it has just read.
+fn copy(ranges: &[(u64, u64)], traced: &Traced, file: &File, mut to: u64) -> io::Result<()> {
+    let mut pieces = Vec::new();
+    for (start, end) in ranges {
+        for at in (*start..*end).step_by(CHUNK) {
+            let length = (end - at).min(CHUNK as u64);
+            pieces.push((at, length, to));
+            to += length;
+        }
     }
+    let (memory, next) = (traced.memory(), AtomicUsize::new(0));
+    let work = || -> io::Result<()> {
+        let mut chunk = vec![0; CHUNK];
+        while let Some((at, length, to)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let piece = &mut chunk[..usize::try_from(*length).map_err(io::Error::other)?];
+            let copied = memory.read(*at, piece).and_then(|()| file.write_all_at(piece, *to));
+            copied.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
+        }
+        Ok(())
+    };
     thread::scope(|scope| {
-        let writer = thread::Builder::new().spawn_scoped(scope, move || -> io::Result<()> {
-            for (chunk, length) in to_write {
-                file.write_all(&chunk[..length])?;
-                let _ = empty.send(chunk);
-            }
-            Ok(())
-        })?;
-        let read = || -> io::Result<()> {
-            for (start, end) in ranges {
-                let mut at = *start;
-                while at < *end {
-                    // Nobody fills them again if writing went wrong.
-                    let Ok(mut chunk) = to_fill.recv() else { return Ok(()) };
-                    let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK);
-                    traced.read(at, &mut chunk[..count])?;
-                    at += count as u64;
-                    if full.send((chunk, count)).is_err() {
-                        return Ok(());
-                    }
-                }
-            }
-            Ok(())
-        };
-        let read = read();
-        drop(full);
-        let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("writing an image failed")));
-        read.and(written)
+        let other = thread::Builder::new().spawn_scoped(scope, work)?;
+        let own = work();
+        own.and(other.join().unwrap_or_else(|_| Err(io::Error::other("copying its memory failed"))))
     })
 }

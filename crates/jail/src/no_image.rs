@@ -1,6 +1,8 @@
 //! In place of `image.rs` on machines whose processes it does not know: no image can be taken, and interpreters are started.
 
-use std::{io, os::fd::OwnedFd};
+use std::{fs::File, io, os::fd::OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 #[derive(Debug)]
 pub struct Image {
@@ -15,11 +17,32 @@ impl Image {
     }
 }
 
+#[derive(Debug)]
+pub struct Blank(File);
+
+impl Blank {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(memfd_create("python", MemfdFlags::CLOEXEC)?.into()))
+    }
+
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+fn unsupported() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "copies are made on x86-64 only")
+}
+
 /// There is nothing to wait for: [`take`] says why.
 pub fn sleeps(_pid: i32) -> bool {
     true
 }
 
 pub fn take(_pid: i32) -> io::Result<Image> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "copies are made on x86-64 only"))
+    Err(unsupported())
+}
+
+pub fn take_reader(_pid: i32, _start_time: u64, _most: u64, _blank: &Blank) -> io::Result<()> {
+    Err(unsupported())
 }

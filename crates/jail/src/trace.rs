@@ -122,7 +122,31 @@ impl Traced {
         Ok(rseq)
     }
 
-    /// Its memory from an address on.
+    /// For any thread, as long as it is stopped.
+    pub fn memory(&self) -> Memory<'_> {
+        Memory { pid: self.pid, stopped: PhantomData }
+    }
+
+    /// The head of the list of locks that the kernel frees at the process's end.
+    pub fn robust_list(&self) -> io::Result<u64> {
+        let (mut head, mut length) = (0_u64, 0_usize);
+        // SAFETY: both pointers are to valid, writable integers of the sizes that the kernel writes.
+        let got =
+            unsafe { libc::syscall(libc::SYS_get_robust_list, self.pid, &raw mut head, &raw mut length) };
+        check(got)?;
+        Ok(head)
+    }
+}
+
+/// The memory of a process that is stopped.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory<'a> {
+    pid: i32,
+    stopped: PhantomData<&'a ()>,
+}
+
+impl Memory<'_> {
+    /// From an address on.
     pub fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -139,16 +163,6 @@ impl Traced {
             }
         }
         Ok(())
-    }
-
-    /// The head of the list of locks that the kernel frees at the process's end.
-    pub fn robust_list(&self) -> io::Result<u64> {
-        let (mut head, mut length) = (0_u64, 0_usize);
-        // SAFETY: both pointers are to valid, writable integers of the sizes that the kernel writes.
-        let got =
-            unsafe { libc::syscall(libc::SYS_get_robust_list, self.pid, &raw mut head, &raw mut length) };
-        check(got)?;
-        Ok(head)
     }
 }
 
