@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::variables::{self, Changes};
 
-const PYTHON: &str = include_str!("../drivers/python.py");
+const PYTHON: &str = include!("../drivers/python.rs");
 const NODE: &str = include_str!("../drivers/node.js");
 const BASH: &str = include_str!("../drivers/bash.sh");
 

@@ -18,28 +18,25 @@
 //! that this comes after its work, also when whoever started it is killed. It is not killed with them: it has a process group
 //! of its own, for whoever stops half-way leaves foreign code in the processes.
 
+mod criu;
+mod memory;
+mod talk;
+
 use std::{
     collections::BTreeMap,
-    ffi::OsStr,
     fs::{self, File},
-    io::{self, Read, Write},
-    os::{
-        fd::OwnedFd,
-        unix::{net::UnixStream, process::CommandExt},
-    },
+    io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::Duration,
+    process::Stdio,
 };
 
 use carrel_jail::{
     tree,
-    userns::{self, Ids},
+    userns::Ids,
     visit::{self, Way},
 };
 use carrel_proto::{
-    frame::{self, Decoder},
-    guest::Places,
     id::ExecId,
     message::{Event, PROTOCOL, Request},
     problem::{Code, Problem},
@@ -47,6 +44,12 @@ use carrel_proto::{
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use self::criu::{common, last_error, memory, parse, refused, run};
+pub(crate) use self::{
+    criu::Criu,
+    memory::{IN_MEMORY, inside, known_in, pack_all, unpack_all},
+    talk::Talk,
+};
 use crate::{
     COMPLETE,
     link::lost,
@@ -55,64 +58,12 @@ use crate::{
     sums, userns_image,
 };
 
-/// Where CRIU is looked for. 4.1 is the first that works on kernels of today.
-const PLACES: [&str; 4] = ["/usr/local/sbin/criu", "/usr/local/bin/criu", "/usr/sbin/criu", "/usr/bin/criu"];
-const OLDEST: (u32, u32) = (4, 1);
 /// Raised with every change of what is in an image.
 const VERSION: u32 = 1;
 /// Of one that is packed, so that a carrel that cannot unpack does not take its files for missing ones.
 const VERSION_PACKED: u32 = 2;
 const MANIFEST: &str = "manifest.json";
 const AGENT: &str = "agent.json";
-/// File systems in memory that all sessions share.
-pub(crate) const IN_MEMORY: [(&str, &str); 4] =
-    [("tmp.tar", "/tmp"), ("home.tar", Places::HOME), ("shm.tar", "/dev/shm"), ("run.tar", Places::RUN)];
-/// Of those places, what every box is made with: in [`Places::RUN`], to which nobody but the agent writes.
-const OF_EVERY_BOX: [&str; 3] = ["agent", "python.pyc", "empty"];
-/// An agent that prepares starts its stubs anew; each takes a few milliseconds.
-const ANSWER: Duration = Duration::from_secs(60);
-
-/// A CRIU that can be used.
-#[derive(Debug, Clone)]
-pub(crate) struct Criu {
-    program: PathBuf,
-    version: String,
-}
-
-impl Criu {
-    pub(crate) fn is_there(&self) -> bool {
-        self.program.exists()
-    }
-
-    /// Looks for one; says what is missing.
-    pub(crate) fn find() -> Result<Self, Problem> {
-        let missing = |word: String| {
-            Problem::new(Code::Unsupported, format!("sandboxes cannot be written to disk here: {word}"))
-                .hint("install CRIU 4.1 or newer (`scripts/criu` does); standby works without it")
-        };
-        if !userns::has_many_ids() {
-            return Err(missing("that takes root, of the host itself".into())
-                .hint("run the daemon as root to hibernate sandboxes; standby works without it"));
-        }
-        let mut old = None;
-        for program in PLACES.map(PathBuf::from).into_iter().filter(|program| program.exists()) {
-            let told = Command::new(&program).arg("--version").stdin(Stdio::null()).output();
-            let text =
-                told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
-            let version = text.lines().find_map(|line| line.strip_prefix("Version:")).unwrap_or("").trim();
-            if parse(version).is_some_and(|found| found >= OLDEST) {
-                return Ok(Self { program, version: version.to_owned() });
-            }
-            old.get_or_insert(format!("{} is version {version}, which is too old", program.display()));
-        }
-        Err(missing(old.unwrap_or_else(|| "there is no CRIU".into())))
-    }
-}
-
-fn parse(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.').map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
@@ -310,21 +261,6 @@ pub(crate) fn keep_state(living: &Living<'_>, image: &Path) -> Result<(), Proble
         .map_err(failed("keeping the agent's state"))
 }
 
-/// So does what is in its file systems in memory.
-pub(crate) fn pack_all(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
-    IN_MEMORY.iter().try_for_each(|(name, place)| pack(living, place, &image.join(name)))
-}
-
-pub(crate) fn unpack_all(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
-    for (name, place) in IN_MEMORY {
-        let archive = image.join(name);
-        if archive.exists() {
-            unpack(living, &archive, &inside(living.agent, place))?;
-        }
-    }
-    Ok(())
-}
-
 pub(crate) fn is_packed(image: &Path) -> bool {
     image.join(format!("{AGENT}{}", packed::END)).exists()
 }
@@ -361,26 +297,6 @@ fn sync(image: &Path) -> io::Result<()> {
     rustix::fs::syncfs(&directory)?;
     File::create(image.join(COMPLETE))?.sync_all()?;
     directory.sync_all()
-}
-
-/// What both ways have in common.
-fn common(verb: &str, directory: &Path) -> Vec<String> {
-    let path = directory.to_string_lossy().into_owned();
-    let mut words: Vec<String> =
-        [verb, "--images-dir", &path, "--work-dir", &path, "-o"].map(str::to_owned).into();
-    words.push(format!("{verb}.log"));
-    // Connections of the box to itself end with it; nobody outside is at the other end of one.
-    let rest = [
-        "-v1",
-        "--manage-cgroups=ignore",
-        "--network-lock",
-        "skip",
-        "--file-locks",
-        "--tcp-close",
-        "--ext-unix-sk",
-    ];
-    words.extend(rest.map(str::to_owned));
-    words
 }
 
 /// The box of `request`, whose new agent is `agent`, gets its processes back.
@@ -649,147 +565,4 @@ fn on_host(agent: i32, pids: &[i32]) -> Result<Vec<i32>, Problem> {
             found.copied().ok_or_else(|| lost("a session of it is gone"))
         })
         .collect()
-}
-
-/// A place in a box, by way of its agent.
-pub(crate) fn inside(agent: i32, place: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/{agent}/root{place}"))
-}
-
-/// What every box is made with.
-pub(crate) fn known_in(place: &str) -> &'static [&'static str] {
-    if place == Places::RUN { &OF_EVERY_BOX } else { &[] }
-}
-
-/// Unless there is nothing in it that a new box would not have.
-fn pack(living: &Living<'_>, place: &str, archive: &Path) -> Result<(), Problem> {
-    let what = "keeping files in memory";
-    let directory = inside(living.agent, place);
-    let known = known_in(place);
-    let is_known = |name: &OsStr| known.iter().any(|known| name == *known);
-    let mut entries = fs::read_dir(&directory).map_err(failed(what))?;
-    if entries.all(|entry| entry.is_ok_and(|entry| is_known(&entry.file_name()))) {
-        return Ok(());
-    }
-    let excluded: Vec<String> = known.iter().map(|name| format!("--exclude=./{name}")).collect();
-    let mut words = vec!["--create", "--one-file-system", "--sparse", "--numeric-owner", "--anchored"];
-    words.extend(excluded.iter().map(String::as_str));
-    words.extend(["--file=-", "."]);
-    let files = visit::Files { directory, input: None, output: Some(archive.to_path_buf()) };
-    tar(living, &words, files, what)
-}
-
-fn unpack(living: &Living<'_>, archive: &Path, directory: &Path) -> Result<(), Problem> {
-    let words = ["--extract", "--preserve-permissions", "--numeric-owner", "--skip-old-files", "--file=-"];
-    let files =
-        visit::Files { directory: directory.to_path_buf(), input: Some(archive.to_path_buf()), output: None };
-    tar(living, &words, files, "giving back files in memory")
-}
-
-fn tar(living: &Living<'_>, words: &[&str], files: visit::Files, what: &str) -> Result<(), Problem> {
-    let arguments = words.iter().map(|word| (*word).to_owned()).collect();
-    let visit = visit::Visit {
-        agent: living.agent,
-        program: "tar".into(),
-        arguments,
-        way: Way::Files(files),
-        memory: None,
-    };
-    run(&living.program, &visit, Stdio::null()).map_err(|said| failed(what)(io::Error::other(said)))
-}
-
-/// For [`visit::Visit::memory`]: one for all, ours alone. None where there is no such place.
-fn memory() -> Option<PathBuf> {
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-    let place = PathBuf::from("/dev/shm/carrel-criu");
-    let _ = fs::DirBuilder::new().mode(0o700).create(&place);
-    // Whoever else made it would tell CRIU lies about the kernel.
-    let own = |meta: &fs::Metadata| meta.is_dir() && meta.uid() == 0 && meta.mode() & 0o777 == 0o700;
-    fs::symlink_metadata(&place).is_ok_and(|meta| own(&meta)).then_some(place)
-}
-
-/// Runs a visit to its end; what went wrong in words.
-fn run(agent: &Path, visit: &visit::Visit, output: Stdio) -> Result<(), String> {
-    let text = serde_json::to_vec(visit).map_err(|error| error.to_string())?;
-    let mut child = Command::new(agent)
-        .arg("visit")
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(output)
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(|error| error.to_string())?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // One that has died says why on its error stream.
-        let _ = stdin.write_all(&text);
-    }
-    let told = child.wait_with_output().map_err(|error| error.to_string())?;
-    if told.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&told.stderr);
-    Err(said.lines().next().unwrap_or("CRIU failed without a word").to_owned())
-}
-
-/// What CRIU would not write keeps the sandbox in memory, with its reason.
-fn refused(log: &Path, said: &str) -> Problem {
-    let why = last_error(log).unwrap_or_else(|| said.to_owned());
-    if let Some(problem) = full(&why) {
-        return problem;
-    }
-    Problem::new(Code::Unsupported, format!("the sandbox cannot be written to disk: {why}"))
-        .hint("it stays in memory; what it holds (io_uring, userfaultfd, a device) is not for CRIU")
-}
-
-/// The first error of a log is the cause, what follows are its consequences.
-fn last_error(log: &Path) -> Option<String> {
-    let text = fs::read_to_string(log).ok()?;
-    let error = text.lines().filter(|line| line.contains("Error (")).find(|line| !line.contains("rlimit"))?;
-    Some(error.split_once("): ").map_or(error, |(_, word)| word).trim().to_owned())
-}
-
-/// A conversation with an agent, from a thread that may wait.
-pub(crate) struct Talk {
-    stream: UnixStream,
-    decoder: Decoder,
-    tag: u32,
-}
-
-impl Talk {
-    pub(crate) fn open(socket: &Path) -> Result<Self, Problem> {
-        use std::os::fd::AsRawFd;
-        // A unix socket's name is short, a state directory's may not be.
-        let directory = File::open(socket.parent().unwrap_or(Path::new("/"))).map_err(lost)?;
-        let name = socket.file_name().unwrap_or_default();
-        let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
-        let stream = UnixStream::connect(short).map_err(lost)?;
-        stream.set_read_timeout(Some(ANSWER)).map_err(lost)?;
-        let mut talk = Self { stream, decoder: Decoder::default(), tag: 0 };
-        talk.ask(&Request::Hello { protocol: PROTOCOL })?;
-        Ok(talk)
-    }
-
-    pub(crate) fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
-        self.tag += 1;
-        let mut bytes = Vec::new();
-        frame::put_message(&mut bytes, self.tag, request).map_err(Problem::internal)?;
-        self.stream.write_all(&bytes).map_err(lost)?;
-        loop {
-            if let Some(frame) = self.decoder.take().map_err(lost)? {
-                if frame.tag != self.tag {
-                    continue;
-                }
-                return match frame.body.parse().map_err(lost)? {
-                    Event::Failed(problem) => Err(problem),
-                    event => Ok(event),
-                };
-            }
-            let count = self.stream.read(self.decoder.space()).map_err(lost)?;
-            if count == 0 {
-                return Err(lost("it has ended"));
-            }
-            self.decoder.filled(count);
-        }
-    }
 }

@@ -27,7 +27,7 @@ use self::{
 };
 use crate::unfinished;
 
-const PYTHON_DRIVER: &str = include_str!("../../agent/drivers/python.py");
+const PYTHON_DRIVER: &str = include!("../../agent/drivers/python.rs");
 /// Raised with every change of what is remembered.
 const VERSION: u32 = 3;
 /// How the files begin in which answers are remembered, one for each caller's whereabouts: callers with different ones (a daemon

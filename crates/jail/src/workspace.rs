@@ -219,12 +219,17 @@ fn mount_nowhere(image: &File) -> io::Result<OwnedFd> {
 
 fn with_device(image: &File, writable: bool) -> io::Result<OwnedFd> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
-    // Another process may take the free device between asking and configuring: then ask again.
+    // Everybody is told the same free device, and one gets it: of a hundred at once the last would ask a hundred times. Whoever
+    // does not know of this lock may still take it in between: then ask again.
+    flock(&control, FlockOperation::LockExclusive)?;
     for _ in 0..64 {
         let path = format!("/dev/loop{}", sys::loop_free(control.as_fd())?);
         let Ok(device) = OpenOptions::new().read(true).write(writable).open(&path) else { continue };
         match sys::loop_configure(device.as_fd(), image.as_fd()) {
-            Ok(()) => return mount_device(&path, writable),
+            Ok(()) => {
+                flock(&control, FlockOperation::Unlock)?;
+                return mount_device(&path, writable);
+            }
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
@@ -414,5 +419,39 @@ mod tests {
             assert_eq!(text.ok().as_deref(), Some("written last"), "made ready: {ready}");
         }
         fs::remove_dir_all(&root).expect("nothing left");
+    }
+
+    #[test]
+    fn a_hundred_at_once_get_a_device_each() {
+        const MANY: usize = 100;
+        let limit = ByteSize::mb(8);
+        if probe(limit).0 != Kind::Image {
+            println!("skipped: no images on this host");
+            return;
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let images: Vec<File> = (0..MANY)
+            .map(|number| {
+                let directory = root.path().join(number.to_string());
+                fs::create_dir(&directory).expect("a directory");
+                create(&directory, &directory.with_extension("ext4"), root.path(), limit)
+                    .expect("a workspace");
+                detach(&directory).expect("no mount");
+                let image = directory.with_extension("ext4");
+                OpenOptions::new().read(true).write(true).open(image).expect("an image")
+            })
+            .collect();
+        let together = std::sync::Barrier::new(MANY);
+        let attach = |image: &File| {
+            together.wait();
+            mount_nowhere(image).map_err(|error| error.to_string())
+        };
+        let mounts: Vec<_> = std::thread::scope(|scope| {
+            let attach = &attach;
+            let all: Vec<_> = images.iter().map(|image| scope.spawn(move || attach(image))).collect();
+            all.into_iter().map(|one| one.join().expect("an answer")).collect()
+        });
+        let failed: Vec<_> = mounts.iter().filter_map(|mount| mount.as_ref().err()).collect();
+        assert!(failed.is_empty(), "{} of {MANY}: {:?}", failed.len(), failed[0]);
     }
 }

@@ -1,12 +1,15 @@
-"""Drives python.py as the agent does: over descriptors 3 and 4, in a session of its own, with a clean environment.
+"""Drives the python driver as the agent does: over descriptors 3 and 4, in a session of its own, with a clean environment.
 
     python3 crates/agent/drivers/tests/test_python.py            # tests this interpreter
     CARREL_TEST_PYTHON=/path/to/python3 python3 …/test_python.py # tests another
 """
+import ast
+import atexit
 import base64
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -18,9 +21,27 @@ import threading
 import time
 import unittest
 
-DRIVER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "python.py")
+DRIVERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PLACE = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, PLACE)
+DRIVER = os.path.join(PLACE, "python.py")
 PYTHON = os.environ.get("CARREL_TEST_PYTHON", sys.executable)
 PATIENCE = 30  # seconds until a driver that says nothing counts as hung
+
+
+def read(*path):
+    with open(os.path.join(DRIVERS, *path), encoding="utf-8") as file:
+        return file.read()
+
+
+def put_together():
+    """The driver, of its files and the texts between them."""
+    parts = re.findall(r'^ +(?:include_str!\("(.+)"\)|(".*")),$', read("python.rs"), re.MULTILINE)
+    with open(DRIVER, "w", encoding="utf-8") as file:
+        file.write("".join(read(name) if name else ast.literal_eval(text) for name, text in parts))
+
+
+put_together()
 
 
 def ask(code):
