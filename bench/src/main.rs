@@ -1,7 +1,7 @@
 //! Speed, as ratios against `fork+exec /bin/true` measured in the same run: absolute times say more about the machine
 //! and its neighbours than about carrel. Measures are interleaved round by round, so that a noisy moment hits all.
 //!
-//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|undo|pool|warm|density]` prints the table and exits non-zero if a target
+//! `cargo run --release -p carrel-bench [-- --short] [--only LANGUAGE|standby|sleep|fork|undo|pool|warm|density]` prints the table and exits non-zero if a target
 //! is missed. `--only` measures the cold start of one language, or waking from `standby`, and so on, and nothing else, for comparing two
 //! builds. `density` is measured by itself alone: it makes `--count` sandboxes (1000) that stay. `adapter DOOR PROGRAM` makes it one of the
 //! systems that `bench/compare` measures.
@@ -9,6 +9,7 @@
 mod compare;
 mod density;
 mod figures;
+mod fork;
 mod http;
 mod mcp;
 mod memory;
@@ -62,6 +63,7 @@ async fn bench() -> ExitCode {
         None => measure(rounds).await,
         Some(("standby", _)) => measure_wake(rounds).await,
         Some(("sleep", _)) => sleep::measure(rounds).await,
+        Some(("fork", _)) => fork::measure(rounds).await,
         Some(("undo", _)) => undo::measure(rounds).await,
         Some(("pool", _)) => pool::measure(rounds, short).await,
         Some(("warm", _)) => warm::measure(rounds).await,
@@ -69,7 +71,7 @@ async fn bench() -> ExitCode {
         Some((_, Some(language))) => measure_cold(rounds, language).await,
         Some((_, None)) => Err(Problem::new(
             Code::InvalidArgument,
-            "`--only` takes python, bash, node, standby, sleep, undo, pool, warm or density",
+            "`--only` takes python, bash, node, standby, sleep, fork, undo, pool, warm or density",
         )),
     };
     match measured {
@@ -221,6 +223,7 @@ async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     if has(Language::Python) {
         rows.extend(undo::measure(rounds).await?);
         rows.extend(sleep::measure(rounds).await?);
+        rows.extend(fork::measure(rounds).await?);
         rows.extend(pool::measure(rounds, rounds == SHORT_ROUNDS).await?);
         rows.extend(warm::measure(rounds).await?);
         rows.extend(measure_mcp(&world, rounds)?);

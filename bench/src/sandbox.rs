@@ -166,10 +166,20 @@ impl World {
         self.engine.finish_retiring().await;
         let claimed = self.engine.pool().claimed > before;
         // The next one finds the shelf filled and nothing else under way.
+        self.await_ready(language).await;
+        Ok(claimed.then_some((first, last)))
+    }
+
+    /// Until a box with this interpreter stands ready.
+    pub(crate) async fn await_ready(&self, language: Language) {
         while !self.engine.pool().ready.iter().any(|kind| kind.language == Some(language)) {
             tokio::time::sleep(LOOK).await;
         }
-        Ok(claimed.then_some((first, last)))
+    }
+
+    /// Until nothing is being removed any more.
+    pub(crate) async fn cleared(&self) -> Result<(), Problem> {
+        self.engine.cleared().await
     }
 
     /// So many sandboxes one after another, by several callers at once: made, called once, closed.

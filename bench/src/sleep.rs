@@ -1,11 +1,10 @@
-//! Sandboxes on disk: written, woken, forked. Pages that come back with the first call are on its time.
+//! Sandboxes on disk: written and woken. Pages that come back with the first call are on its time.
 
 use std::time::{Duration, Instant};
 
 use carrel_engine::Record;
 use carrel_proto::{
     guest::Language,
-    message::DEFAULT_UNDO,
     problem::{Code, Problem},
 };
 
@@ -19,28 +18,19 @@ use crate::{
 /// CRIU takes tens of milliseconds: fewer of them say as much.
 const SHARE: usize = 4;
 
-/// A heap of 10 MB, written to.
-const SMALL_HEAP: &str = "heap = bytearray(b'x') * (10 << 20)";
-
 pub(crate) async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
     let world = World::open()?;
-    let [mut floor, mut write, mut wake, mut write_large, mut wake_large, mut fork, mut fork_mixed] =
-        [const { Samples::new() }; 7];
+    let [mut floor, mut write, mut wake, mut write_large, mut wake_large] = [const { Samples::new() }; 5];
     let fresh = world.session("sleep", 0).await?;
     let large = world.session("sleep-large", 0).await?;
-    let parent = world.session("sleep-fork", DEFAULT_UNDO).await?;
-    let mixed = world.session("sleep-fork-mixed", DEFAULT_UNDO).await?;
     world.run(&fresh, "x = 1").await?;
     world.run(&large, HEAP).await?;
-    world.run(&parent, SMALL_HEAP).await?;
-    world.run(&mixed, SMALL_HEAP).await?;
-    world.run_in(&mixed, Language::Bash, "A=1").await?;
     for _ in 0..(rounds / SHARE).max(3) {
         for _ in 0..8 {
             floor.add(spawn("/bin/true", &[]));
         }
         let Some((down, up)) = sleep_and_wake(&world, &fresh, "sleep").await? else {
-            for record in [fresh, large, parent, mixed] {
+            for record in [fresh, large] {
                 world.close(record).await?;
             }
             return Ok(Vec::new());
@@ -51,15 +41,8 @@ pub(crate) async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
             write_large.add(down);
             wake_large.add(up);
         }
-        for (parent, figures) in [(&parent, &mut fork), (&mixed, &mut fork_mixed)] {
-            let start = Instant::now();
-            let child = world.fork(parent).await?;
-            world.run(&child, "len(heap)").await?;
-            figures.add(start.elapsed());
-            world.close(child).await?;
-        }
     }
-    for record in [fresh, large, parent, mixed] {
+    for record in [fresh, large] {
         world.close(record).await?;
     }
     Ok(vec![
@@ -68,8 +51,6 @@ pub(crate) async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
         Row::ratio("wake to first result, python", &wake, &floor, Target::AtMost(45.0)),
         Row::ratio("hibernate with a heap of 100 MB", &write_large, &floor, Target::None),
         Row::ratio("wake to first result with a heap of 100 MB", &wake_large, &floor, Target::AtMost(160.0)),
-        Row::ratio("fork to first result, python with a heap of 10 MB", &fork, &floor, Target::AtMost(10.0)),
-        Row::ratio("the same with a shell beside it", &fork_mixed, &floor, Target::None),
     ])
 }
 

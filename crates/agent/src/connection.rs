@@ -11,6 +11,8 @@ use std::{
     time::Instant,
 };
 
+use carrel_graft::format::MOST_FILES;
+use carrel_jail::work::receive_along;
 use carrel_proto::{
     frame::{self, Decoder, Stream},
     id::ExecId,
@@ -19,7 +21,7 @@ use carrel_proto::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::{Errno, read, write},
+    io::{Errno, write},
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 
@@ -55,6 +57,8 @@ pub(crate) struct Connection {
     pub(crate) waiting: bool,
     /// Descriptors to go with the byte at that place of `out`, in order.
     files: VecDeque<(usize, OwnedFd)>,
+    /// Descriptors that came from the caller, for its next request that takes some.
+    pub(crate) given: Vec<OwnedFd>,
     /// Not read from at present, because this process does not take its input.
     pub(crate) stalled: Option<u32>,
 }
@@ -71,20 +75,21 @@ impl Connection {
             followers: Vec::new(),
             waiting: false,
             files: VecDeque::new(),
+            given: Vec::new(),
             stalled: None,
         }
     }
 
     /// Reads once. `false`: the caller is gone.
     pub(crate) fn fill(&mut self) -> bool {
-        match read(&self.socket, self.decoder.space()) {
+        match receive_along(self.socket.as_fd(), self.decoder.space(), &mut self.given) {
             Ok(0) => false,
             Ok(count) => {
                 self.decoder.filled(count);
+                self.given.truncate(MOST_FILES);
                 true
             }
-            Err(Errno::AGAIN | Errno::INTR) => true,
-            Err(_) => false,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
         }
     }
 

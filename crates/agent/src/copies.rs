@@ -34,8 +34,9 @@ const LOOKED_AT_ONCE: [&str; 14] = [
 /// How a copy comes to life: in place of a program with arguments and variables.
 #[derive(Debug)]
 pub(crate) struct Copy {
-    pub(crate) argv: [&'static str; 2],
-    pub(crate) image: OwnedFd,
+    pub(crate) argv: &'static [&'static str],
+    /// The files of its image.
+    pub(crate) images: Vec<OwnedFd>,
     /// What it is sent first.
     pub(crate) greeting: Vec<u8>,
 }
@@ -76,8 +77,8 @@ impl Agent {
             return None;
         }
         Some(Copy {
-            argv: [Places::AGENT, ARGUMENT],
-            image: image.try_clone().ok()?,
+            argv: &[Places::AGENT, ARGUMENT],
+            images: vec![image.try_clone().ok()?],
             greeting: format!("{}\n", json!({ "variables": env })).into_bytes(),
         })
     }

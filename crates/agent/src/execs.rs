@@ -35,7 +35,7 @@ impl Agent {
         cwd: String,
         control: Option<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)>,
         terminal: bool,
-        image: Option<std::os::fd::OwnedFd>,
+        images: Vec<std::os::fd::OwnedFd>,
     ) -> io::Result<u32> {
         let Streams { ours, stdin, stdout, stderr } = streams;
         let launch = Launch {
@@ -49,7 +49,7 @@ impl Agent {
             terminal,
             confinement: session::confinement(&self.config),
             jailed: self.config.namespaces,
-            image,
+            images,
         };
         let runner = self.sessions[session].start(&self.thread, launch)?;
         process::unblocked(&runner.orders)?;
@@ -128,7 +128,7 @@ impl Agent {
         let argv = exec.argv.into_iter().map(OsString::from).collect();
         let terminal = exec.pty.is_some();
         let started = streams.and_then(|streams| {
-            self.start(&exec.session, Role::Exec(number), streams, argv, env, cwd, None, terminal, None)
+            self.start(&exec.session, Role::Exec(number), streams, argv, env, cwd, None, terminal, Vec::new())
         });
         match started {
             Ok(id) => {

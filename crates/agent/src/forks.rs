@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use carrel_graft::format::ARGUMENT;
-use carrel_jail::{sys, tree};
+use carrel_graft::format::{ARGUMENT, GO_ON, WAITING};
+use carrel_jail::tree;
 use carrel_proto::{
     guest::{Language, Manner, Places, Scion},
     id::SessionName,
@@ -26,6 +26,7 @@ use carrel_proto::{
 use crate::{
     copies::Copy,
     drivers::{COPY, KEEP},
+    files_back::Shadow,
     interpreter::{self, Interpreter},
     poll::Token,
     serve::Agent,
@@ -55,16 +56,15 @@ fn manner(pid: i32) -> io::Result<Manner> {
     Ok(Manner(lines.map(str::to_owned).collect()))
 }
 
-/// A python that is to come to life.
+/// A python that waits for its memory to be filled.
 #[derive(Debug)]
-pub(crate) struct Graft {
-    saved: interpreter::Saved,
-    session: SessionName,
-    image: OwnedFd,
+pub(crate) struct Growing {
+    id: u32,
+    manner: Manner,
 }
 
 impl Agent {
-    /// Nothing new starts from here on; says whose image is the box's state.
+    /// Nothing new starts from here on; says whose image is the box's state, and what this agent knows.
     pub(crate) fn prepare_fork(&mut self, caller: u32) -> Result<Event, Problem> {
         if !self.config.namespaces {
             return Err(refused("it has no namespaces of its own"));
@@ -74,12 +74,13 @@ impl Agent {
         }
         let id = self.only_python()?;
         self.have_copy_made(id);
-        let forkable = self.forkable(id).inspect_err(|_| self.let_go_of_copies())?;
+        let (spare, cwd, manner) = self.forkable(id).inspect_err(|_| self.let_go_of_copies())?;
         self.preparing = Some(caller);
-        Ok(forkable)
+        let state = self.state().inspect_err(|_| self.stay_awake())?;
+        Ok(Event::Forkable { spare, cwd, manner, state })
     }
 
-    fn forkable(&self, id: u32) -> Result<Event, Problem> {
+    fn forkable(&self, id: u32) -> Result<(i32, String, Manner), Problem> {
         let spare = self.spare_of_all(id)?;
         let outside = |error: io::Error| refused(&error.to_string());
         let main = self.processes.get(&id).and_then(|process| process.runner.main()).unwrap_or(spare);
@@ -94,7 +95,7 @@ impl Agent {
         let Some(cwd) = cwd.to_str().filter(|cwd| !cwd.ends_with(" (deleted)")).map(str::to_owned) else {
             return Err(refused("its working directory has no name"));
         };
-        Ok(Event::Forkable { spare, cwd, manner: manner(spare).map_err(outside)? })
+        Ok((spare, cwd, manner(spare).map_err(outside)?))
     }
 
     /// If it is all that lives in the box, as far as the agent has started it.
@@ -175,31 +176,73 @@ impl Agent {
         Ok(spare)
     }
 
-    fn start_graft(&mut self, graft: Graft, cwd: &str) -> io::Result<u32> {
-        let Graft { saved, session, image } = graft;
+    /// It goes on when it is told that its memory is filled.
+    fn start_graft(
+        &mut self,
+        saved: interpreter::Saved,
+        session: &SessionName,
+        images: Vec<OwnedFd>,
+        cwd: String,
+    ) -> io::Result<u32> {
         let id = saved.id;
         let next = std::mem::replace(&mut self.next_number, id);
-        let copy = Copy { argv: [Places::AGENT, ARGUMENT], image, greeting: Vec::new() };
-        self.bring_to_life(&session, Language::Python, Some(copy), cwd.to_owned())?;
+        let copy = Copy { argv: &[Places::AGENT, ARGUMENT, WAITING], images, greeting: Vec::new() };
+        self.bring_to_life(session, Language::Python, Some(copy), cwd)?;
         self.next_number = next;
-        let keeps = self.undo_calls(&session) > 0;
+        let keeps = self.undo_calls(session) > 0;
         let new = self.interpreters.remove(&id).ok_or(io::ErrorKind::NotFound)?;
-        let mut interpreter = Interpreter::grown(saved, new, keeps);
-        if !interpreter.flush() {
-            self.poller.writable(&interpreter.requests, Token::Requests(id))?;
-        }
-        self.interpreters.insert(id, interpreter);
+        self.interpreters.insert(id, Interpreter::grown(saved, new, keeps));
         Ok(id)
     }
 
-    /// Takes over what another agent wrote down, but for its python.
-    pub(crate) fn take_root(&mut self, scion: &Scion) -> io::Result<()> {
-        let image = scion.image.ok_or_else(|| io::Error::other("the image is gone"))?;
-        let image = sys::inherited(image)?;
-        let saved = Saved::read(&self.saved_file())?;
+    /// A box that was just made, or kept ready and is somebody's since a moment ago.
+    pub(crate) fn take_place(&mut self, caller: u32, scion: Scion) -> Result<Event, Problem> {
+        let images = self.connections.get_mut(&caller).map(|caller| std::mem::take(&mut caller.given));
+        let is_new = self.ready.is_none() && self.execs.is_empty();
+        if !is_new || self.interpreters.values().any(|interpreter| !interpreter.unasked) {
+            return Err(Problem::new(Code::Conflict, "this sandbox is in use"));
+        }
+        // What it was kept ready with.
+        let ids: Vec<u32> = self.processes.keys().copied().collect();
+        for id in ids {
+            if let Some(process) = self.processes.get(&id) {
+                process.runner.kill_all();
+            }
+            self.close_interpreter(id);
+            self.runner_gone(id);
+        }
+        let taken = self.take_root(scion, images.unwrap_or_default());
+        let id = taken.map_err(|error| refused(&error.to_string()))?;
+        // Files have come; a copy of those that were there before would be put back in their place.
+        self.look_first();
+        self.shadow = Shadow::new(&self.config.places);
+        let deadline = Instant::now() + GROWING;
+        let Some(interpreter) = self.interpreters.get(&id) else {
+            return Err(refused("the copy did not come to life"));
+        };
+        let mut byte = [0];
+        let is_laid_out = tree::wait_readable(&interpreter.replies, deadline)
+            && rustix::io::read(&interpreter.replies, &mut byte) == Ok(1)
+            && byte == [GO_ON];
+        let python = self.processes.get(&id).and_then(|process| process.runner.main());
+        match python.filter(|_| is_laid_out) {
+            Some(python) => Ok(Event::LaidOut { python }),
+            None => Err(refused("the copy did not come to life")),
+        }
+    }
+
+    /// Takes over what another agent knows, but for its python, which is started and waits.
+    fn take_root(&mut self, scion: Scion, images: Vec<OwnedFd>) -> io::Result<u32> {
+        if images.is_empty() {
+            return Err(io::Error::other("the image is gone"));
+        }
+        let saved = Saved::parse(&scion.state)?;
         let Saved { sessions, processes, mut interpreters, execs, .. } = self.load_numbers(saved);
         for SavedSession { name, cwd, env, own, opened_ms, undo_calls, .. } in sessions {
-            let session = Session::open(&self.thread, &self.config, cwd, env, own)?;
+            let session = match self.sessions.remove(&name).filter(|session| !session.has_failed()) {
+                Some(session) => Session { cwd, env, own, ..session },
+                None => Session::open(&self.thread, &self.config, cwd, env, own)?,
+            };
             self.sessions.insert(name, Session { opened: at(opened_ms), undo_calls, ..session });
         }
         let (Some(saved), Some(process), true) =
@@ -208,16 +251,26 @@ impl Agent {
             return Err(io::Error::other("it is not of one interpreter"));
         };
         self.load_execs(execs)?;
-        let graft = Graft { saved, session: process.session, image };
-        self.resuming = Some(Resuming { graft: Some(graft), ..Resuming::default() });
-        Ok(())
+        let id = self.start_graft(saved, &process.session, images, scion.cwd)?;
+        let growing = Some(Growing { id, manner: scion.manner });
+        self.resuming = Some(Resuming { growing, ..Resuming::default() });
+        Ok(id)
     }
 
-    /// The image is whole: has the python come to life, and waits until it has.
-    pub(crate) fn grow(&mut self, scion: &Scion) -> Result<Event, Problem> {
-        let graft = self.resuming.as_mut().and_then(|resuming| resuming.graft.take());
-        let graft = graft.ok_or_else(|| refused("it is not of one interpreter"))?;
-        let id = self.start_graft(graft, &scion.cwd).map_err(|error| refused(&error.to_string()))?;
+    /// Its memory is filled: waits until the python has come to life. `None`: none is to.
+    pub(crate) fn grow(&mut self) -> Option<Result<Event, Problem>> {
+        let Growing { id, manner } = self.resuming.as_mut()?.growing.take()?;
+        Some(self.bring_up(id, &manner))
+    }
+
+    fn bring_up(&mut self, id: u32, kept: &Manner) -> Result<Event, Problem> {
+        if let Some(interpreter) = self.interpreters.get_mut(&id) {
+            interpreter.unsent.insert(0, GO_ON);
+            if !interpreter.flush() {
+                let written = self.poller.writable(&interpreter.requests, Token::Requests(id));
+                written.map_err(|error| refused(&error.to_string()))?;
+            }
+        }
         let deadline = Instant::now() + GROWING;
         while let Some(interpreter) = self.interpreters.get(&id)
             && !interpreter.ready
@@ -230,10 +283,9 @@ impl Agent {
         let lives = self.interpreters.get(&id).is_some_and(|interpreter| interpreter.ready);
         let main = self.processes.get(&id).and_then(|process| process.runner.main()).filter(|_| lives);
         let Some(main) = main else { return Err(refused("the copy did not come to life")) };
-        if manner(main).ok().as_ref() != Some(&scion.manner) {
+        if manner(main).ok().as_ref() != Some(kept) {
             return Err(refused("user code has changed limits of its own process"));
         }
-        let _ = fs::remove_file(self.saved_file());
         self.resuming = None;
         self.last_activity = Instant::now();
         Ok(Event::Done)

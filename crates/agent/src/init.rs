@@ -71,7 +71,7 @@ struct Start {
     terminal: bool,
     stdin: bool,
     control: bool,
-    image: bool,
+    images: usize,
 }
 
 /// An answer: an error's number or 0, and a pid as the session sees it.
@@ -148,14 +148,14 @@ impl Init {
             terminal: launch.terminal,
             stdin: launch.stdin.is_some(),
             control: launch.control.is_some(),
-            image: launch.image.is_some(),
+            images: launch.images.len(),
         };
         let mut files = vec![orders.as_fd(), launch.stdout.as_fd(), launch.stderr.as_fd()];
         files.extend(launch.stdin.iter().map(OwnedFd::as_fd));
         if let Some((requests, replies)) = &launch.control {
             files.extend([requests.as_fd(), replies.as_fd()]);
         }
-        files.extend(launch.image.iter().map(OwnedFd::as_fd));
+        files.extend(launch.images.iter().map(OwnedFd::as_fd));
         self.ask(&Order::Start(start), &files)?;
         self.member()?.ok_or_else(|| io::Error::other("the session did not start a runner"))
     }
@@ -450,7 +450,7 @@ fn start_runner(
         stderr: next()?,
         stdin: if start.stdin { Some(next()?) } else { None },
         control: if start.control { Some((next()?, next()?)) } else { None },
-        image: if start.image { Some(next()?) } else { None },
+        images: (0..start.images).map(|_| next()).collect::<io::Result<_>>()?,
         terminal: start.terminal,
         confinement: confinement.clone(),
         jailed: true,

@@ -59,8 +59,8 @@ impl Agent {
             )
             .hint("close the sandbox and open it again with this version of carrel")),
             Request::Offer => self.offer().map(Some),
-            Request::Resumed => match self.config.scion.clone() {
-                Some(scion) => self.grow(&scion).map(Some),
+            Request::Resumed => match self.grow() {
+                Some(grown) => grown.map(Some),
                 None => self.resumed().map(Some),
             },
             _ if self.resuming.is_some() => {
@@ -120,6 +120,7 @@ impl Agent {
             Request::Files(request) => self.files(request),
             Request::PrepareSleep => self.prepare_sleep(caller).map(Some),
             Request::PrepareFork => self.prepare_fork(caller).map(Some),
+            Request::Become(scion) => self.take_place(caller, scion).map(Some),
             Request::Save => self.save().map(Some),
             Request::Shutdown => {
                 self.ending = Some(EndReason::Closed);

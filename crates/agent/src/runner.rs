@@ -19,7 +19,7 @@ use std::{
     process::Command,
 };
 
-use carrel_graft::format::IMAGE_FD;
+use carrel_graft::format::{IMAGE_FD, MOST_FILES};
 use carrel_jail::{
     caps, confine,
     confine::Confinement,
@@ -52,8 +52,8 @@ pub(crate) struct Launch {
     pub(crate) confinement: Confinement,
     /// Whether the agent has capabilities to take away (not with weak isolation).
     pub(crate) jailed: bool,
-    /// What the process shall be a copy of; then `argv` makes it a graft. See [`carrel_graft`].
-    pub(crate) image: Option<OwnedFd>,
+    /// What the process shall be a copy of, if anything; then `argv` makes it a graft. See [`carrel_graft`].
+    pub(crate) images: Vec<OwnedFd>,
 }
 
 /// From a runner to the agent.
@@ -157,8 +157,8 @@ pub(crate) fn run(thread: &SingleThread, orders: OwnedFd, launch: Launch) -> i32
             return 1;
         }
     };
-    if launch.image.is_some() {
-        drop(sys::inherited(IMAGE_FD));
+    for number in numbers(&launch.images) {
+        drop(sys::inherited(number));
     }
     harden(launch.jailed);
     // Only the process itself holds its pipes now, so that the agent sees their end.
@@ -218,8 +218,8 @@ fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
         all.push((high(replies)?, 4));
     }
     all.push((high(&orders)?, ORDERS));
-    if let Some(image) = &launch.image {
-        all.push((high(image)?, IMAGE_FD));
+    for (image, number) in launch.images.iter().zip(numbers(&launch.images)) {
+        all.push((high(image)?, number));
     }
     for (fd, number) in &all {
         sys::place(fd, *number)?;
@@ -232,7 +232,7 @@ fn arrange(orders: OwnedFd, launch: &Launch) -> io::Result<OwnedFd> {
     }
     std::mem::forget(all);
     std::mem::forget(orders);
-    sys::close_from(if launch.image.is_some() { 7 } else { 6 })?;
+    sys::close_from(numbers(&launch.images).end.unsigned_abs())?;
     sys::inherited(ORDERS)
 }
 
@@ -256,6 +256,11 @@ fn start(thread: &SingleThread, launch: &Launch) -> io::Result<i32> {
     }
 }
 
+/// Where a graft finds its image's files.
+fn numbers(images: &[OwnedFd]) -> std::ops::Range<i32> {
+    IMAGE_FD..IMAGE_FD + i32::try_from(images.len().min(MOST_FILES)).unwrap_or_default()
+}
+
 fn libc_eio() -> i32 {
     Errno::IO.raw_os_error()
 }
@@ -268,10 +273,10 @@ fn become_program(launch: &Launch) -> io::Error {
             ioctl_tiocsctty(rustix::stdio::stdin())?;
         }
         sys::close_on_exec_from(if launch.control.is_some() { 5 } else { 3 })?;
-        if launch.image.is_some() {
+        for number in numbers(&launch.images) {
             // The graft closes it itself.
             std::mem::forget(
-                sys::inherited(IMAGE_FD).and_then(|image| sys::place(&image, IMAGE_FD).map(|()| image))?,
+                sys::inherited(number).and_then(|image| sys::place(&image, number).map(|()| image))?,
             );
         }
         if launch.jailed {

@@ -134,11 +134,11 @@ impl Agent {
         }
         let run = self.config.places.run.clone();
         let mut env = self.sessions[session].env.clone();
-        let (argv, greeting, image) = match copy {
+        let (argv, greeting, images) = match copy {
             Some(copy) => {
                 // A graft has no use for them, and what it becomes is told.
                 env.clear();
-                (copy.argv.map(Into::into).into(), copy.greeting, Some(copy.image))
+                (copy.argv.iter().map(Into::into).collect(), copy.greeting, copy.images)
             }
             None => {
                 let interpreter = &self.config.interpreters[&language];
@@ -146,10 +146,10 @@ impl Agent {
                     env.insert("CARREL_PARENT".into(), modules.join(","));
                 }
                 let argv = drivers::command(language, interpreter, &run, &mut env)?;
-                (argv, drivers::greeting(language, &run), None)
+                (argv, drivers::greeting(language, &run), Vec::new())
             }
         };
-        let copy = image.is_some();
+        let copy = !images.is_empty();
         let id = self.start(
             session,
             Role::Interpreter,
@@ -159,7 +159,7 @@ impl Agent {
             cwd,
             Some((request_read, reply_write)),
             false,
-            image,
+            images,
         )?;
         let mut interpreter = Interpreter::new(language, requests, replies, greeting);
         interpreter.unproven = copy;

@@ -177,11 +177,6 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
         agent.load()?;
         return agent.serve();
     }
-    if let Some(scion) = agent.config.scion.clone() {
-        agent.take_root(&scion)?;
-        agent.look_first();
-        return agent.serve();
-    }
     // Nearly every sandbox needs it, and its caller is not there yet.
     if let Err(problem) = agent.session(&SessionName::main()) {
         crate::say(&problem.message);
@@ -198,7 +193,7 @@ pub(crate) fn run_with(thread: SingleThread, config: AgentConfig) -> io::Result<
 }
 
 impl Agent {
-    fn look_first(&mut self) {
+    pub(crate) fn look_first(&mut self) {
         self.changes = Changes::new(self.config.places.workspace.clone());
     }
 

@@ -14,7 +14,7 @@ use std::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     rc::Rc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     calls::{Exec, State, unix_ms},
-    forks::Graft,
+    forks::Growing,
     init::Init,
     interpreter::{self, Interpreter},
     output::{Output, SavedOutput},
@@ -121,7 +121,7 @@ pub(crate) struct SavedExec {
 pub(crate) struct Resuming {
     pub(crate) files: Vec<(OwnedFd, String)>,
     /// Or what is to come to life.
-    pub(crate) graft: Option<Graft>,
+    pub(crate) growing: Option<Growing>,
 }
 
 /// What a pipe or socket is called by the kernel.
@@ -241,6 +241,18 @@ impl Agent {
 
     /// The processes are written and stopped: what they left in their pipes is taken, and all is written down.
     pub(crate) fn save(&mut self) -> Result<Event, Problem> {
+        let state = self.state()?;
+        let path = self.saved_file();
+        // One that was meant for an agent which did not come to reading it is not ours to write to.
+        let _ = fs::remove_file(&path);
+        // Whoever keeps it sees to it that it is on the disk.
+        let written = fs::File::create_new(path).and_then(|mut file| file.write_all(state.as_bytes()));
+        written.map_err(|error| Problem::internal(format!("writing down the agent's state: {error}")))?;
+        Ok(Event::Done)
+    }
+
+    /// What is known of processes that stand still, for another agent.
+    pub(crate) fn state(&mut self) -> Result<String, Problem> {
         let ids: Vec<u32> = self.processes.keys().copied().collect();
         for id in ids {
             self.drain(id);
@@ -249,16 +261,8 @@ impl Agent {
             exec.output.close().map_err(|error| Problem::internal(format!("keeping output: {error}")))?;
         }
         self.unspooled.clear();
-        let written = self.saved().and_then(|saved| {
-            let path = self.saved_file();
-            // One that was meant for an agent which did not come to reading it is not ours to write to.
-            let _ = fs::remove_file(&path);
-            let mut file = fs::File::create_new(path)?;
-            // Whoever keeps it sees to it that it is on the disk.
-            file.write_all(&serde_json::to_vec(&saved)?)
-        });
-        written.map_err(|error| Problem::internal(format!("writing down the agent's state: {error}")))?;
-        Ok(Event::Done)
+        let state = self.saved().and_then(|saved| Ok(serde_json::to_string(&saved)?));
+        state.map_err(|error| Problem::internal(format!("writing down the agent's state: {error}")))
     }
 
     pub(crate) fn saved_file(&self) -> PathBuf {
@@ -355,7 +359,7 @@ impl Agent {
 
     /// Takes over what another agent wrote down. The processes are yet to come.
     pub(crate) fn load(&mut self) -> io::Result<()> {
-        let saved = Saved::read(&self.saved_file())?;
+        let saved = Saved::parse(&fs::read_to_string(self.saved_file())?)?;
         let saved = self.load_numbers(saved);
         let mut files = Vec::new();
         for session in saved.sessions {
@@ -395,7 +399,7 @@ impl Agent {
             self.interpreters.insert(id, loaded);
         }
         self.load_execs(saved.execs)?;
-        self.resuming = Some(Resuming { files, graft: None });
+        self.resuming = Some(Resuming { files, growing: None });
         Ok(())
     }
 
@@ -540,8 +544,8 @@ impl Agent {
 }
 
 impl Saved {
-    pub(crate) fn read(path: &Path) -> io::Result<Self> {
-        let saved: Self = serde_json::from_slice(&fs::read(path)?)?;
+    pub(crate) fn parse(text: &str) -> io::Result<Self> {
+        let saved: Self = serde_json::from_str(text)?;
         match saved.version {
             VERSION => Ok(saved),
             version => Err(io::Error::other(format!("its state is of version {version}"))),

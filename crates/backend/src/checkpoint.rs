@@ -252,7 +252,7 @@ fn write_all(
 }
 
 /// What the agent has written down becomes a part of the image.
-pub(crate) fn keep_state(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
+fn keep_state(living: &Living<'_>, image: &Path) -> Result<(), Problem> {
     fs::rename(living.spool.join(AGENT), image.join(AGENT))
         .or_else(|_| {
             // Another file system.
@@ -506,25 +506,25 @@ impl Image {
         Ok(())
     }
 
-    /// See [`give_state`].
+    /// Puts the agent's state where the new agent finds it; see [`life_in`].
     pub(crate) fn give_state(&self, spool: &Path) -> Result<u32, Problem> {
-        give_state(&self.directory, spool)
+        let give = || -> io::Result<u32> {
+            let text = fs::read(self.directory.join(AGENT))?;
+            fs::write(spool.join(AGENT), &text)?;
+            life_in(&text)
+        };
+        give().map_err(failed("giving the agent its state"))
     }
 }
 
-/// Puts the agent's state where the new agent finds it. Says how often the sandbox that wrote it had been brought back: the new one
-/// goes on with its execs, whose numbers say so.
-pub(crate) fn give_state(image: &Path, spool: &Path) -> Result<u32, Problem> {
+/// How often the sandbox had been brought back whose agent has told its state: the new one goes on with its execs, whose numbers say
+/// so.
+pub(crate) fn life_in(state: &[u8]) -> io::Result<u32> {
     #[derive(Deserialize)]
     struct State {
         next_exec: u64,
     }
-    let give = || -> io::Result<State> {
-        let text = fs::read(image.join(AGENT))?;
-        fs::write(spool.join(AGENT), &text)?;
-        Ok(serde_json::from_slice(&text)?)
-    };
-    let state = give().map_err(failed("giving the agent its state"))?;
+    let state: State = serde_json::from_slice(state)?;
     Ok(ExecId::life_of(state.next_exec))
 }
 

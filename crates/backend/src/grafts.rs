@@ -1,23 +1,29 @@
 //! Boxes that are copied while they live, without CRIU.
 //!
 //! Where all that lives in a box is one python between two calls, its agent names a process that has all of its state and only
-//! waits (a *spare*). Its image is taken as that of a warm parent is ([`crate::warm`]), and a new box has its first interpreter
-//! come to life as a graft of it. That leaves files, which go through memory ([`crate::light`]), and what the agent knows. [`crate::checkpoint`] is the way for everything else.
+//! waits (a *spare*). That is held where it is, and another box, in which nobody's code has run, has a python come to life as a graft
+//! of it, as others are of a warm parent ([`crate::warm`]). That leaves files, which go through memory ([`crate::light`]), and what the
+//! agent knows. [`crate::checkpoint`] is the way for everything else.
 //!
-//! The image is in memory, and every copy maps it: what none of them changes is there once. It belongs to nobody's limits,
-//! so it may not be large.
+//! A few copies are filled from the spare itself, so it stands still until the last of them is there; what the python has from a warm
+//! parent they share with it. For many an image is taken, which they all map: what none of them changes is there once. That is in
+//! memory and belongs to nobody's limits, so it may not be large.
 
 use std::{
-    io, mem,
-    os::fd::AsRawFd,
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use carrel_jail::{
-    image::{self, Blank},
+    image::{Original, Sharing},
     tree,
     userns::{self, Ids},
 };
@@ -29,12 +35,15 @@ use carrel_proto::{
 
 use crate::{
     checkpoint::{self, IN_MEMORY, Living, Talk, inside, known_in},
-    light::Light,
+    jail::workspace_of,
+    light::{Light, MUCH},
     link::lost,
     stages::lock,
     steps::{Step, Watch},
 };
 
+/// So many copies are filled one by one.
+const FEW: u32 = 3;
 /// The most that a copy of a python may have of its own memory.
 const MOST: u64 = 64 << 20;
 /// A spare that was just made takes a moment to wait.
@@ -44,54 +53,134 @@ const LOOK: Duration = Duration::from_micros(200);
 /// A python that lives, as others can become.
 #[derive(Debug)]
 pub struct Scion {
-    image: Arc<Blank>,
     cwd: String,
     manner: Manner,
-    /// The ids of its box.
-    ids: Ids,
-    workspace: Light,
-    /// Its other places.
+    /// What its agent knows, and how often its sandbox had been brought back.
+    state: String,
+    life: u32,
+    files: Files,
+    /// The box's places in memory.
     places: Vec<(&'static str, Light)>,
-    taking: Mutex<Taking>,
+    /// Where those are instead, if this process cannot write to another box's.
+    store: Option<PathBuf>,
+    held: Held,
 }
 
-/// What is becoming of the image.
+/// Files of a box, and its ids.
 #[derive(Debug)]
-enum Taking {
-    Begun(JoinHandle<io::Result<()>>),
-    Ended(Result<(), String>),
+pub(crate) struct Files {
+    pub(crate) workspace: Light,
+    pub(crate) spool: Light,
+    pub(crate) ids: Ids,
+}
+
+/// The spare, and the thread that holds it.
+#[derive(Debug)]
+struct Held {
+    image: Mutex<Image>,
+    /// Nobody, where the image has everything.
+    fills: Option<Sender<Fill>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Files that a graft needs, or why there are none.
+type Taken = Result<Vec<File>, String>;
+
+#[derive(Debug)]
+enum Image {
+    Awaited(Receiver<Taken>),
+    There(Taken),
+}
+
+/// A copy that waits for its memory.
+#[derive(Debug)]
+struct Fill {
+    copy: i32,
+    done: Sender<io::Result<()>>,
+}
+
+impl Held {
+    /// `line`: for as long as anybody has it, the agent starts nothing.
+    fn begin(spare: (i32, u64), copies: u32, line: UnixStream) -> io::Result<Self> {
+        let sharing = if copies > FEW { Sharing::Everything } else { Sharing::Nothing };
+        let ((tell, told), (fills, orders)) = (channel(), channel::<Fill>());
+        let thread = thread::Builder::new().spawn(move || {
+            let _line = line;
+            let original = hold(spare, sharing);
+            let taken = original.as_ref().map_err(ToString::to_string).and_then(|original| {
+                let files = original.files().iter().map(File::try_clone).collect::<io::Result<_>>();
+                files.map_err(|error| error.to_string())
+            });
+            // Nobody wants it any more.
+            let _ = tell.send(taken);
+            if let (Ok(original), Sharing::Nothing) = (original, sharing) {
+                for Fill { copy, done } in orders {
+                    let _ = done.send(original.fill(copy));
+                }
+            }
+        })?;
+        let fills = (sharing == Sharing::Nothing).then_some(fills);
+        Ok(Self { image: Mutex::new(Image::Awaited(told)), fills, thread: Some(thread) })
+    }
+
+    fn files(&self, watch: &Watch) -> Result<Vec<File>, Problem> {
+        let mut image = lock(&self.image);
+        if let Image::Awaited(told) = &*image {
+            let taken = told.recv().unwrap_or_else(|_| Err("looking at it failed".into()));
+            if taken.is_ok() {
+                watch.reached(Step::ImageTaken);
+            }
+            *image = Image::There(taken);
+        }
+        let Image::There(taken) = &*image else { return Ok(Vec::new()) };
+        let files = taken.as_ref().map_err(|why| refused(io::Error::other(why.clone())))?;
+        files.iter().map(File::try_clone).collect::<io::Result<_>>().map_err(refused)
+    }
+
+    fn fill(&self, copy: i32) -> Result<(), Problem> {
+        let Some(fills) = &self.fills else { return Ok(()) };
+        let gone = || refused(io::Error::other("nobody holds it any more"));
+        let (done, told) = channel();
+        fills.send(Fill { copy, done }).map_err(|_| gone())?;
+        told.recv().map_err(|_| gone())?.map_err(refused)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.fills.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Scion {
-    /// Where a stage can open the image: it is a child of this process, and of the same user.
-    pub(crate) fn path(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", std::process::id(), self.image.file().as_raw_fd()).into()
+    pub(crate) fn life(&self) -> u32 {
+        self.life
     }
 
-    pub(crate) fn described(&self) -> guest::Scion {
-        guest::Scion { image: None, cwd: self.cwd.clone(), manner: self.manner.clone() }
+    /// Whether what it is of stands still for as long as this is there.
+    pub fn is_held(&self) -> bool {
+        self.held.fills.is_some()
     }
 
-    pub(crate) fn lay_out(&self, workspace: &Path, ids: &Ids) -> io::Result<()> {
-        self.workspace.write(workspace, &self.ids, ids)
+    fn described(&self) -> guest::Scion {
+        let (cwd, manner, state) = (self.cwd.clone(), self.manner.clone(), self.state.clone());
+        guest::Scion { cwd, manner, state }
     }
 
-    /// Waits for the image.
-    fn await_image(&self, watch: &Watch) -> Result<(), Problem> {
-        let mut taking = lock(&self.taking);
-        let ended = match mem::replace(&mut *taking, Taking::Ended(Ok(()))) {
-            Taking::Ended(ended) => ended,
-            Taking::Begun(thread) => {
-                let ended =
-                    thread.join().unwrap_or_else(|_| Err(io::Error::other("taking its image failed")));
-                if ended.is_ok() {
-                    watch.reached(Step::ImageTaken);
-                }
-                ended.map_err(|error| error.to_string())
-            }
-        };
-        *taking = Taking::Ended(ended.clone());
-        ended.map_err(|why| refused(io::Error::other(why)))
+    /// Files of the workspace, and what calls have printed: their agent goes on writing to it.
+    pub(crate) fn lay_out(&self, directory: &Path, ids: &Ids) -> Result<(), Problem> {
+        let Files { workspace, spool, ids: from } = &self.files;
+        let laid = workspace
+            .write(&workspace_of(directory), from, ids)
+            .and_then(|()| spool.write(&directory.join("spool"), from, ids));
+        laid.map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull => Problem::new(Code::Disk, "the host's disk is full")
+                .hint("remove snapshots or sandboxes; nothing of this one was lost"),
+            _ => Problem::internal(format!("laying out the copy's files: {error}")),
+        })
     }
 }
 
@@ -104,58 +193,46 @@ pub(crate) fn too_much(place: &str) -> Problem {
     Problem::new(Code::Unsupported, format!("there is more in {place} than is copied through memory"))
 }
 
-/// Begins to take the image of what lives in a box, and does `meanwhile`, which gives back its files and its ids. Its agent starts
-/// nothing until all of that is there.
+/// Holds what lives in a box for so many copies, and does `meanwhile`, which gives back its files. Its agent starts nothing until all
+/// of that is there. `store` makes an empty directory, if there is need of one.
 pub(crate) fn cut(
     living: &Living<'_>,
-    store: &Path,
-    meanwhile: impl FnOnce() -> Result<(Light, Ids), Problem>,
-) -> Result<Arc<Scion>, Problem> {
+    copies: u32,
+    store: &mut dyn FnMut() -> Result<PathBuf, Problem>,
+    meanwhile: impl FnOnce() -> Result<Files, Problem>,
+) -> Result<Scion, Problem> {
     let mut talk = Talk::open(&living.socket)?;
-    let Event::Forkable { spare, cwd, manner } = talk.ask(&Request::PrepareFork)? else {
+    let Event::Forkable { spare, cwd, manner, state } = talk.ask(&Request::PrepareFork)? else {
         return Err(lost("it answers something else"));
     };
+    let life = checkpoint::life_in(state.as_bytes()).map_err(lost)?;
     let spare = on_host(living.agent, spare).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
     living.watch.reached(Step::AgentPrepared);
-    talk.ask(&Request::Save)?;
-    checkpoint::keep_state(living, store)?;
-    living.watch.reached(Step::AgentSaved);
-    // For as long as anybody holds it, the agent starts nothing.
-    let line = Arc::new(talk);
-    let image = Arc::new(Blank::new().map_err(refused)?);
-    let ((workspace, ids), taking) = {
-        let (image, line) = (Arc::clone(&image), Arc::clone(&line));
-        let taking = thread::Builder::new().spawn(move || {
-            let _line = line;
-            take(spare, &image)
-        });
-        (meanwhile()?, taking.map_err(refused)?)
-    };
+    let held = Held::begin(spare, copies, talk.hold()?).map_err(refused)?;
+    let files = meanwhile()?;
     let places = read_places(living.agent)?;
-    if is_in_store(&places) {
-        checkpoint::pack_all(living, store)?;
-    }
-    drop(line);
+    let mut pack = || -> Result<PathBuf, Problem> {
+        let store = store()?;
+        checkpoint::pack_all(living, &store)?;
+        Ok(store)
+    };
+    // Where boxes have ids of their own, only somebody who has taken them on can write to these places.
+    let store = if userns::has_many_ids() && !places.is_empty() { Some(pack()?) } else { None };
     living.watch.reached(Step::MemoryPacked);
-    let taking = Mutex::new(Taking::Begun(taking));
-    Ok(Arc::new(Scion { image, cwd, manner, ids, workspace, places, taking }))
+    Ok(Scion { cwd, manner, state, life, files, places, store, held })
 }
 
 /// What is in them, but for those that are empty.
 fn read_places(agent: i32) -> Result<Vec<(&'static str, Light)>, Problem> {
     let mut places = Vec::new();
     for (_, place) in IN_MEMORY {
-        let light = Light::read(&inside(agent, place), known_in(place)).ok_or_else(|| too_much(place))?;
+        let light = Light::read(&inside(agent, place), known_in(place), MUCH);
+        let light = light.ok_or_else(|| too_much(place))?;
         if !light.is_empty() {
             places.push((place, light));
         }
     }
     Ok(places)
-}
-
-/// Where boxes have ids of their own, only somebody who has taken them on can write to these places.
-fn is_in_store(places: &[(&str, Light)]) -> bool {
-    userns::has_many_ids() && !places.is_empty()
 }
 
 /// A process of a box by its pid there, and when it was born.
@@ -173,31 +250,39 @@ fn on_host(agent: i32, pid: i32) -> Option<(i32, u64)> {
     None
 }
 
-fn take((spare, born): (i32, u64), blank: &Blank) -> io::Result<()> {
+fn hold((spare, born): (i32, u64), sharing: Sharing) -> io::Result<Original> {
     let deadline = Instant::now() + SOON;
     loop {
-        match image::take_reader(spare, born, MOST, blank) {
+        match Original::hold(spare, born, MOST, sharing) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                 thread::sleep(LOOK);
             }
-            taken => return taken,
+            held => return held,
         }
     }
 }
 
-/// A new box, whose interpreter comes to life, gets what was in its other places.
-pub(crate) fn grow(living: &Living<'_>, store: &Path, scion: &Scion, ids: &Ids) -> Result<(), Problem> {
-    let in_store = is_in_store(&scion.places);
-    if in_store {
+/// The box becomes what the python lives in, with what was in the first one's other places.
+pub(crate) fn bring_to_life(living: &Living<'_>, scion: &Scion, ids: &Ids) -> Result<(), Problem> {
+    let files = scion.held.files(living.watch)?;
+    let mut talk = Talk::open(&living.socket)?;
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let Event::LaidOut { python } = talk.ask_with(&Request::Become(scion.described()), &files)? else {
+        return Err(lost("it answers something else"));
+    };
+    if let Some(store) = &scion.store {
         checkpoint::unpack_all(living, store)?;
-    }
-    for (place, light) in scion.places.iter().filter(|_| !in_store) {
-        let written = light.write(&inside(living.agent, place), &scion.ids, ids);
-        written.map_err(|error| Problem::internal(format!("giving back files in {place}: {error}")))?;
+    } else {
+        for (place, light) in &scion.places {
+            let written = light.write(&inside(living.agent, place), &scion.files.ids, ids);
+            written.map_err(|error| Problem::internal(format!("giving back files in {place}: {error}")))?;
+        }
     }
     living.watch.reached(Step::MemoryUnpacked);
-    scion.await_image(living.watch)?;
-    Talk::open(&living.socket)?.ask(&Request::Resumed)?;
+    let (python, _) = on_host(living.agent, python).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
+    scion.held.fill(python)?;
+    living.watch.reached(Step::MemoryFilled);
+    talk.ask(&Request::Resumed)?;
     living.watch.reached(Step::BoxBack);
     Ok(())
 }

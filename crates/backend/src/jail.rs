@@ -6,7 +6,7 @@ mod making;
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Mutex,
     time::Instant,
 };
 
@@ -28,9 +28,9 @@ use crate::{
     Backend, BoxRequest, IsolationLevel, Memory, Placed,
     checkpoint::{self, Criu, Image, Living},
     environment::Environment,
-    grafts::{self, Scion},
+    grafts::{self, Files, Scion},
     guest_programs,
-    light::Light,
+    light::{Light, MUCH},
     memory_of,
     spares::Spares,
     stages::{self, Stages},
@@ -41,6 +41,8 @@ use crate::{
 
 /// The file system of a workspace, where it has one of its own.
 const IMAGE: &str = "workspace.ext4";
+/// Of output that is kept, so much is copied through memory.
+const MUCH_OUTPUT: u64 = 64 << 20;
 /// What is told of an agent's log, in bytes.
 const MAX_WORDS: usize = 300;
 
@@ -117,27 +119,6 @@ impl Jail {
         } else {
             Ids::single(uid.as_raw(), gid.as_raw())
         }
-    }
-
-    fn try_graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
-        let spool = request.directory.join("spool");
-        let to = Self::ids(request.number);
-        let mut request =
-            BoxRequest { scion: Some(Arc::clone(scion)), workspace: None, first: None, ..request.clone() };
-        stored::take_spool(store, &request.directory, &to)?;
-        self.watch.reached(At::FilesLaid);
-        request.life = checkpoint::give_state(store, &spool)?.max(request.life);
-        self.watch.reached(At::StateGiven);
-        let placed = self.create(&request)?;
-        self.watch.reached(At::BoxMade);
-        let grown = self
-            .living(&request.directory, &placed)
-            .and_then(|living| grafts::grow(&living, store, scion, &to));
-        if let Err(problem) = grown {
-            let _ = self.destroy(&request.id, &request.directory, Some(&placed));
-            return Err(problem);
-        }
-        Ok(placed)
     }
 
     /// The CRIU of this host. One that was found is taken to be there for as long as its file is.
@@ -362,27 +343,36 @@ impl Backend for Jail {
         placed: &Placed,
         number: u32,
         limits: &Limits,
-        store: &Path,
-    ) -> Result<Arc<Scion>, Problem> {
+        copies: u32,
+        store: &mut dyn FnMut() -> Result<PathBuf, Problem>,
+    ) -> Result<Scion, Problem> {
         let living = self.living(directory, placed)?;
-        grafts::cut(&living, store, || {
+        grafts::cut(&living, copies, store, || {
             // A new workspace must be of the same kind.
             let same = workspace::probe(limits.disk).0 == placed.workspace;
-            let files = same.then(|| Light::read(&workspace_of(directory), &[])).flatten();
-            let files = files.ok_or_else(|| grafts::too_much("/workspace"))?;
+            let workspace = same.then(|| Light::read(&workspace_of(directory), &[], MUCH)).flatten();
+            let workspace = workspace.ok_or_else(|| grafts::too_much("/workspace"))?;
             self.watch.reached(At::FilesCopied);
-            stored::put_spool(directory, store)?;
+            let spool = Light::read(&directory.join("spool"), &stored::OWN, MUCH_OUTPUT);
+            let spool = spool.ok_or_else(|| grafts::too_much("the output that is kept"))?;
             self.watch.reached(At::SpoolCopied);
-            Ok((files, Self::ids(number)))
+            Ok(Files { workspace, spool, ids: Self::ids(number) })
         })
     }
 
-    fn graft(&self, request: &BoxRequest, store: &Path, scion: &Arc<Scion>) -> Result<Placed, Problem> {
+    fn graft(&self, request: &BoxRequest, placed: &Placed, scion: &Scion) -> Result<Placed, Problem> {
+        let to = Self::ids(request.number);
+        let take = || -> Result<(), Problem> {
+            scion.lay_out(&request.directory, &to)?;
+            self.watch.reached(At::FilesLaid);
+            grafts::bring_to_life(&self.living(&request.directory, placed)?, scion, &to)
+        };
         // Whatever goes wrong, there is another way.
-        self.try_graft(request, store, scion).map_err(|problem| match problem.code {
+        take().map_err(|problem| match problem.code {
             Code::Disk => problem,
             _ => Problem::new(Code::Unsupported, problem.message),
-        })
+        })?;
+        Ok(Placed { life: scion.life().max(placed.life), ..placed.clone() })
     }
 
     fn snapshot_of_image(

@@ -27,10 +27,7 @@ mod unfinished;
 mod userns_image;
 pub mod warm;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use carrel_jail::workspace;
 use carrel_proto::{
@@ -69,8 +66,6 @@ pub struct BoxRequest {
     pub undo_calls: u32,
     /// A box for a warm parent, with these modules; see [`warm`].
     pub parent: Option<Vec<String>>,
-    /// What its first interpreter is a copy of; see [`Backend::graft`].
-    pub scion: Option<Arc<Scion>>,
 }
 
 /// How strongly a sandbox is shut in.
@@ -210,8 +205,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         Err(no_snapshots())
     }
 
-    /// Copies a box that is not frozen without writing down what lives in it, for [`Backend::graft`]: what its agent knows is in
-    /// `store`, an empty directory, then, and what this gives back is the rest. Its agent starts nothing meanwhile.
+    /// Copies a box that is not frozen without writing down what lives in it, for so many times of [`Backend::graft`]. Its agent
+    /// starts nothing meanwhile. `store` makes an empty directory, which stays until the last of these; it may not be needed.
     /// `Code::Unsupported` with a reason: there is more in this box (now) than can be copied like that.
     fn cut(
         &self,
@@ -219,14 +214,15 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         _placed: &Placed,
         _number: u32,
         _limits: &Limits,
-        _store: &Path,
-    ) -> Result<Arc<Scion>, Problem> {
+        _copies: u32,
+        _store: &mut dyn FnMut() -> Result<PathBuf, Problem>,
+    ) -> Result<Scion, Problem> {
         Err(no_snapshots())
     }
 
-    /// Makes the box that `scion` is of once more, with its files. The directory of the request exists and holds no files of a box.
-    /// On error nothing is left of it but files. `Code::Unsupported` with a reason: it cannot be had like that.
-    fn graft(&self, _request: &BoxRequest, _store: &Path, _scion: &Arc<Scion>) -> Result<Placed, Problem> {
+    /// A box in which nobody's code has run becomes the one that `scion` is of once more, with its files. On error it is there, and of
+    /// no use any more. `Code::Unsupported` with a reason: it cannot be had like that.
+    fn graft(&self, _request: &BoxRequest, _placed: &Placed, _scion: &Scion) -> Result<Placed, Problem> {
         Err(no_snapshots())
     }
 

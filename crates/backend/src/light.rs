@@ -30,7 +30,7 @@ use crate::stored::owner_in;
 
 /// Entries, and bytes of all files.
 const MANY: usize = 4096;
-const MUCH: u64 = 16 << 20;
+pub(crate) const MUCH: u64 = 16 << 20;
 /// Directories in each other, each of which is held open.
 const DEEP: usize = 32;
 const WITHOUT_LINKS: OFlags =
@@ -57,11 +57,11 @@ enum What {
 }
 
 impl Light {
-    /// But for some names in it. `None`: it is not light, or cannot be read.
-    pub(crate) fn read(directory: &Path, except: &[&str]) -> Option<Self> {
+    /// But for some names in it. `None`: it is not light, has more bytes than `most`, or cannot be read.
+    pub(crate) fn read(directory: &Path, except: &[&str], most: u64) -> Option<Self> {
         let root = rustix::fs::open(directory, OFlags::DIRECTORY | WITHOUT_LINKS, Mode::empty()).ok()?;
         let device = fstat(&root).ok()?.st_dev;
-        let mut all = Reading { entries: Vec::new(), bytes: 0, device };
+        let mut all = Reading { entries: Vec::new(), bytes: 0, most, device };
         all.directory(&root, Path::new(""), 0, except)?;
         Some(Self(all.entries))
     }
@@ -109,6 +109,7 @@ fn is_directory(path: &Path) -> bool {
 struct Reading {
     entries: Vec<Entry>,
     bytes: u64,
+    most: u64,
     /// Of the file system.
     device: u64,
 }
@@ -159,7 +160,7 @@ impl Reading {
         let size = u64::try_from(stat.st_size).ok()?;
         let has_holes = u64::try_from(stat.st_blocks).ok()? * 512 < size;
         self.bytes = self.bytes.saturating_add(size);
-        if self.bytes > MUCH || stat.st_nlink != 1 || has_holes || !is_plain(found.as_fd()) {
+        if self.bytes > self.most || stat.st_nlink != 1 || has_holes || !is_plain(found.as_fd()) {
             return None;
         }
         let mut content = Vec::with_capacity(usize::try_from(size).ok()?);
@@ -211,7 +212,7 @@ mod tests {
         fs::set_permissions(at("a/b/file"), Permissions::from_mode(0o4751)).expect("a mode");
         fs::set_permissions(at("a/b"), Permissions::from_mode(0o555)).expect("a mode");
         let ids = Ids::single(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        let light = Light::read(from.path(), &[]).expect("light");
+        let light = Light::read(from.path(), &[], MUCH).expect("light");
         light.write(to.path(), &ids, &ids).expect("written");
         assert_eq!(fs::read(to.path().join("a/b/file")).expect("a file"), b"content\0");
         assert_eq!(fs::read_link(to.path().join("a/link")).expect("a link"), Path::new("/etc/passwd"));
@@ -231,7 +232,7 @@ mod tests {
         let is_light = |make: &dyn Fn(&Path)| {
             let place = place();
             make(place.path());
-            Light::read(place.path(), &["known"]).is_some()
+            Light::read(place.path(), &["known"], MUCH).is_some()
         };
         assert!(is_light(&|_| {}));
         assert!(is_light(&|place| {

@@ -79,7 +79,8 @@ impl Stages {
             let next = {
                 let mut waiting = lock(&self.0);
                 waiting.expected = waiting.expected.saturating_sub(1);
-                waiting.stages.pop()
+                // The oldest has had the most time.
+                (!waiting.stages.is_empty()).then(|| waiting.stages.remove(0))
             };
             let Some(mut stage) = next else { return start(awaiting(agent)) };
             // One that was not needed at its time may have been ended since.

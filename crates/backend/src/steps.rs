@@ -58,6 +58,8 @@ steps! {
     /// There is a new box, and nothing in it but the agent.
     BoxMade,
     MemoryUnpacked,
+    /// A copy of an interpreter that lives has all of its memory.
+    MemoryFilled,
     /// The agent has new ends for pipes and lines.
     EndsOffered,
     /// One session is back.

@@ -21,7 +21,7 @@ use carrel_jail::{
     workspace::{self, Kind, Ready},
 };
 use carrel_proto::{
-    guest::IMPORTS,
+    guest::{IMPORTS, Places},
     limits::ByteSize,
     problem::{Code, Problem},
 };
@@ -30,7 +30,7 @@ const IMAGE: &str = "workspace.ext4";
 const DIRECTORY: &str = "workspace";
 const SPOOL: &str = "spool";
 /// What an agent says of itself belongs to its own box.
-const OWN: [&str; 4] = ["agent.json", "agent.log", "ended.json", IMPORTS];
+pub(crate) const OWN: [&str; 5] = ["agent.json", "agent.log", "ended.json", IMPORTS, Places::OUTSIDE];
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
     let what = what.to_owned();

@@ -289,7 +289,6 @@ impl Jail {
             life: 0,
             undo_calls: 0,
             parent: Some(modules.to_vec()),
-            scion: None,
         };
         let placed = self.create(&request);
         let taken = placed.as_ref().map_err(Clone::clone).and_then(|placed| {

@@ -62,7 +62,6 @@ impl World {
             life: 0,
             undo_calls: 3,
             parent: None,
-            scion: None,
         }
     }
 

@@ -97,12 +97,12 @@ pub struct ReadyKind {
 
 /// A box on a shelf.
 #[derive(Debug)]
-struct Ready {
-    id: SandboxId,
-    number: u32,
-    placed: Placed,
-    lock: Lock,
-    link: AgentLink,
+pub(crate) struct Ready {
+    pub(crate) id: SandboxId,
+    pub(crate) number: u32,
+    pub(crate) placed: Placed,
+    pub(crate) lock: Lock,
+    pub(crate) link: AgentLink,
     /// What it was made of.
     environment: Environment,
     stamp: Vec<Option<(u64, u64, i64, i64)>>,
@@ -246,6 +246,24 @@ impl Engine {
         }
     }
 
+    /// A ready box for a sandbox that is to be a copy of another one: whatever interpreter is up in it makes way. What comes of it is
+    /// its taker's affair.
+    pub(crate) fn take_for_copy(&self, spec: &Spec) -> Option<Ready> {
+        let (kind, order) = self.kind_of(spec, None)?;
+        lock(&self.pool.shelves).want(&kind, &order, Instant::now());
+        let taken = loop {
+            let taken = lock(&self.pool.shelves).take_alike(&kind, Instant::now());
+            match taken {
+                Some(ready) if !self.is_usable(&ready, &kind.whereabouts) => self.drop_later(vec![ready]),
+                taken => break taken,
+            }
+        };
+        let counter = if taken.is_some() { &self.pool.claimed } else { &self.pool.cold };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.pool.changed.notify_one();
+        taken
+    }
+
     /// Makes a ready box a caller's own. It goes back to its shelf if it was not told of that.
     fn pass_on(
         &self,
@@ -259,11 +277,7 @@ impl Engine {
             self.drop_later(vec![ready]);
             return Passed::Unusable;
         }
-        let word = Request::Claimed {
-            idle_timeout_s: claim.spec.idle_timeout_s,
-            max_lifetime_s: claim.spec.max_lifetime_s,
-            undo_calls: claim.spec.undo_calls,
-        };
+        let word = claimed(&claim.spec);
         let mut told = None;
         let (number, placed) = (ready.number, ready.placed.clone());
         let claimed = self.registry.claim_ready(claim, number, &placed, || {
@@ -302,7 +316,7 @@ impl Engine {
     }
 
     /// Removes ready boxes that nobody gets, off the caller's path.
-    fn drop_later(&self, boxes: Vec<Ready>) {
+    pub(crate) fn drop_later(&self, boxes: Vec<Ready>) {
         if boxes.is_empty() {
             return;
         }
@@ -327,6 +341,15 @@ impl Engine {
         if self.take_away(&id, Some(&placed)).is_ok() {
             lock.discard();
         }
+    }
+}
+
+/// What the agent of a ready box is told when it is somebody's.
+pub(crate) fn claimed(spec: &Spec) -> Request {
+    Request::Claimed {
+        idle_timeout_s: spec.idle_timeout_s,
+        max_lifetime_s: spec.max_lifetime_s,
+        undo_calls: spec.undo_calls,
     }
 }
 

@@ -319,10 +319,15 @@ impl Registry {
 
     /// Adds a sandbox in the making, unless its key is taken by one that lives or may live again.
     pub(crate) fn claim(&self, claim: &Claim) -> Result<Option<Record>, Problem> {
+        self.claim_with(claim, None)
+    }
+
+    /// The same; it may have a [number](Self::reserve_number) already.
+    pub(crate) fn claim_with(&self, claim: &Claim, number: Option<u32>) -> Result<Option<Record>, Problem> {
         self.write(|transaction| {
             let now = now_ms();
             let Some(close_at) = admit(transaction, claim, now)? else { return Ok(None) };
-            insert(transaction, claim, now, close_at, None)?;
+            insert(transaction, claim, now, close_at, number, None)?;
             one(transaction, &claim.id).map_err(failed)
         })
     }
@@ -452,16 +457,17 @@ fn admit(transaction: &Transaction<'_>, claim: &Claim, now: u64) -> Result<Optio
     Ok(Some(close_at))
 }
 
-/// Adds the row of a sandbox: in the making, or with its number and what is placed if it has been made.
+/// Adds the row of a sandbox: in the making, or with what is placed if it has been made. It gets a number unless it has one.
 fn insert(
     transaction: &Transaction<'_>,
     claim: &Claim,
     now: u64,
     close_at: Option<u64>,
-    made: Option<(u32, &str)>,
+    number: Option<u32>,
+    placed: Option<&str>,
 ) -> Result<(), Problem> {
     let (spec, labels) = (json(&claim.spec)?, json(&claim.labels)?);
-    let state = if made.is_some() { State::Running } else { State::Creating };
+    let state = if placed.is_some() { State::Running } else { State::Creating };
     transaction
         .prepare_cached(
             "INSERT INTO sandboxes (id, tenant, key, state, spec, labels, boot, created_ms, used_ms, close_at_ms,
@@ -481,8 +487,8 @@ fn insert(
                 close_at.map(signed),
                 claim.origin.as_ref().map(SnapshotId::as_str),
                 claim.forked_from.as_ref().map(SandboxId::as_str),
-                made.map(|(number, _)| number),
-                made.map(|(_, placed)| placed),
+                number,
+                placed,
             ])
         })
         .map_err(failed)?;

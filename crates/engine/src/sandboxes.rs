@@ -423,7 +423,6 @@ impl Engine {
             life: before.map_or(0, |placed| placed.life + 1),
             undo_calls: record.spec.undo_calls,
             parent: None,
-            scion: None,
         })
     }
 

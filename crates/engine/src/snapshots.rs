@@ -91,8 +91,8 @@ pub(crate) struct Store {
 /// What a copy is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// What lives in the sandbox, as it lives. `Code::Unsupported` where that is more than one python.
-    Living,
+    /// What lives in the sandbox, as it lives, for so many forks. `Code::Unsupported` where that is more than one python.
+    Living(u32),
     /// What was written down of it; everything can be.
     Written,
 }
@@ -100,11 +100,12 @@ enum Source {
 /// A copy that has no name yet, and the sandbox it is of.
 struct Taken {
     record: Record,
-    store: Store,
+    /// What lives in the sandbox as it lives may need none.
+    store: Option<Store>,
     /// Why there is no memory in it.
     memory: Result<(), String>,
     /// What lives in the sandbox, if that can be had without writing it down. For forks.
-    scion: Option<Arc<Scion>>,
+    scion: Option<Scion>,
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Problem {
@@ -208,7 +209,9 @@ impl Engine {
         let wish = wish.clone();
         self.blocking(move |engine| {
             let content = taken.content()?;
-            let Taken { record, store, .. } = taken;
+            let (record, Some(store)) = (taken.record, taken.store) else {
+                return Err(Problem::internal("nothing was written down"));
+            };
             let mut tags = wish.tags;
             tags.sort();
             tags.dedup();
@@ -327,8 +330,8 @@ impl Engine {
             }
             // One that is frozen is thawed for the other way, which also says what is wrong, if anything is.
             if record.state == State::Running
-                && source == Source::Living
-                && let Ok(taken) = self.cut(&record, &placed, id)
+                && let Source::Living(forks) = source
+                && let Ok(taken) = self.cut(&record, &placed, id, forks)
             {
                 return Ok(Some(taken));
             }
@@ -347,7 +350,7 @@ impl Engine {
             }
             self.watch.reached(Step::AwakeWritten);
             let (store, memory) = taken?;
-            return Ok(Some(Taken { record, store, memory, scion: None }));
+            return Ok(Some(Taken { record, store: Some(store), memory, scion: None }));
         }
         self.put_back(&record)?;
         let image = record.image().map(|image| directory.join(&image.name)).filter(|image| image.is_dir());
@@ -365,18 +368,22 @@ impl Engine {
             store.discard();
             return Err(problem);
         }
-        Ok(Some(Taken { record, store, memory, scion: None }))
+        Ok(Some(Taken { record, store: Some(store), memory, scion: None }))
     }
 
     /// The sandbox's files, and what lives in it as it lives. Its agent hears nobody meanwhile, so its row need not say anything.
-    fn cut(&self, record: &Record, placed: &Placed, id: &SnapshotId) -> Result<Taken, Problem> {
-        let store = Store::make(&self.snapshots_place(), id)?;
-        self.watch.reached(Step::StoreMade);
+    fn cut(&self, record: &Record, placed: &Placed, id: &SnapshotId, forks: u32) -> Result<Taken, Problem> {
         let (directory, limits) = (self.directory(&record.id), &record.spec.limits);
-        match self.backend.cut(&directory, placed, record.number, limits, &store.path) {
+        let mut store = None;
+        let mut make = || {
+            let made = Store::make(&self.snapshots_place(), id)?;
+            self.watch.reached(Step::StoreMade);
+            Ok(store.insert(made).path.clone())
+        };
+        match self.backend.cut(&directory, placed, record.number, limits, forks, &mut make) {
             Ok(scion) => Ok(Taken { record: record.clone(), store, memory: Ok(()), scion: Some(scion) }),
             Err(problem) => {
-                store.discard();
+                store.into_iter().for_each(Store::discard);
                 Err(problem)
             }
         }

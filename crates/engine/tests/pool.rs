@@ -17,7 +17,7 @@ use carrel_proto::{
     guest::Language,
     id::{Key, SessionName},
     message::{Run, Status},
-    outcome::{Outcome, SessionState},
+    outcome::{FilesState, Outcome, SessionState},
     problem::{Code, Problem},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -345,6 +345,43 @@ async fn a_name_that_means_something_else_now_takes_no_old_box() {
     world.engine.set_environments(environments);
     world.engine.sandbox(&key("second"), &wish).await.unwrap();
     assert_eq!(world.engine.pool().claimed, 0);
+    world.end().await;
+}
+
+#[tokio::test]
+async fn forks_of_what_lives_take_ready_boxes_and_are_like_any_other() {
+    let world = World::new(0, 0);
+    let found = world.engine.sandbox(&key("parent"), &Wish { idle_timeout_s: 77, ..wish() }).await.unwrap();
+    let record = found.record;
+    // Another interpreter is up in them than the one that comes.
+    let shell = Wish { first: Some(Language::Bash), ..wish() };
+    world.engine.set_pool(PoolSize { floor: 2, ceiling: 2 }, &shell);
+    world.ready(2).await;
+    let before = world.directories();
+    let is_ready = |fork: &Record| before.iter().any(|path| path.ends_with(fork.id.as_str()));
+    let code = "import os; x = 1; open('file', 'w').write('old'); open('/tmp/kept', 'w').write('kept')";
+    python(&world.engine, &record, code).await;
+    let forked = in_time("forking", world.engine.fork(&record, 3, None, None)).await.unwrap();
+    assert!(forked.living && forked.memory, "{forked:?}");
+    let forks: Vec<Record> = forked.forks.into_iter().map(|fork| fork.record).collect();
+    assert_eq!(forks.iter().map(is_ready).collect::<Vec<_>>(), [true, true, false], "then they are made");
+    for fork in &forks {
+        assert_eq!((fork.spec.idle_timeout_s, fork.forked_from.as_ref()), (77, Some(&record.id)));
+        // What the box had before is in no state that this call could go back to.
+        let crash = "x = 2; open('file', 'w').write('new'); os._exit(1)";
+        let (_, outcome) = call(&world.engine, fork, Language::Python, crash).await;
+        let told = (outcome.session_state, outcome.files_state);
+        assert_eq!(told, (SessionState::RolledBack, Some(FilesState::Restored)), "{outcome:?}");
+        let look = "print(x, open('file').read(), open('/tmp/kept').read(), os.listdir())";
+        assert_eq!(python(&world.engine, fork, look).await, "1 old kept ['file']");
+        let sessions = world.engine.status(fork).await.unwrap().sessions;
+        assert!(sessions.len() == 1 && sessions[0].interpreters == [Language::Python], "{sessions:?}");
+    }
+    let quota = Quota { sandboxes: Some(4), ..Quota::default() };
+    world.ready(2).await;
+    let refused = world.engine.fork(&record, 1, Some(quota), None).await.unwrap_err();
+    assert_eq!(refused.code, Code::Quota);
+    world.ready(2).await;
     world.end().await;
 }
 

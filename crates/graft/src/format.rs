@@ -2,19 +2,33 @@
 //!
 //! ```text
 //! 0            Header, then `segments` × Segment, `files` × MappedFile, the files' paths
-//! data_at …    pages, in the order of the segments that keep some
+//! length …     pages that copies map, in the order of the segments that keep some
 //! ```
+//! Beside this file there may be a second one: the image that the parent was a copy of itself. And what the parent has written may not
+//! be in it at all, but come by itself: whoever holds the parent writes it into the copy, which waits for that.
+//!
 //! Everything is a 64-bit word in the machine's own order: an image never leaves the machine, nor outlives its kernel.
 
 /// "carrel" and the format's version: raised with every change here.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"carrel\0\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"carrel\0\x02");
 pub const PAGE: u64 = 4096;
+/// What many pages take together where the kernel can; a mapping without room for one has none.
+pub const HUGE_PAGE: u64 = 2 << 20;
 /// Exit status of a graft that found something other than the image says.
 pub const FAILED: i32 = 96;
-/// Where a graft finds the image: behind standard streams, a driver's pipes and what its runner keeps for itself.
+/// Where a graft finds the image: behind standard streams, a driver's pipes and what its runner keeps for itself. Its other files
+/// follow.
 pub const IMAGE_FD: i32 = 6;
+/// Files of an image at most.
+pub const MOST_FILES: usize = 2;
 /// The first argument that makes the agent's program a graft.
 pub const ARGUMENT: &str = "graft";
+/// With a second one it says when its memory is laid out, and waits until it is told to go on: by a byte each, where it will write
+/// its replies and read its requests.
+pub const WAITING: &str = "waiting";
+pub const REQUESTS_FD: i32 = 3;
+pub const REPLIES_FD: i32 = 4;
+pub const GO_ON: u8 = b'!';
 /// Words of the auxiliary vector that are kept; the kernel keeps no more than this.
 pub const AUXV: usize = 48;
 pub const AUXV_BYTES: u32 = 8 * 48;
@@ -86,6 +100,10 @@ pub enum Kind {
     Wiped = 6,
     /// The same; the kernel may empty it at any time.
     Droppable = 7,
+    /// Pages of the image that the parent was a copy of.
+    Base = 8,
+    /// Nothing yet, and so much is to come that huge pages do.
+    Huge = 9,
 }
 
 #[repr(C)]
@@ -97,7 +115,7 @@ pub struct Segment {
     pub kind: u64,
     /// As `mmap` takes it.
     pub protection: u64,
-    /// Where its pages begin: in the image, or in the file.
+    /// Where its pages begin: in the image's file for pages of this kind, or in the file of the box.
     pub offset: u64,
     /// Of a file: its place in the table. Segments of one file follow each other.
     pub file: u64,

@@ -6,17 +6,20 @@
 use core::arch::{asm, global_asm};
 
 use crate::format::{
-    AUXV_BYTES, FAILED, FILE_BYTES, HEADER_BYTES, Header, IMAGE_FD, Kind, MAGIC, MAX_SEGMENTS, MappedFile,
-    PAGE, Registers, SEGMENT_BYTES, Segment,
+    AUXV_BYTES, FAILED, FILE_BYTES, GO_ON, HEADER_BYTES, Header, IMAGE_FD, Kind, MAGIC, MAX_SEGMENTS,
+    MOST_FILES, MappedFile, PAGE, REPLIES_FD, REQUESTS_FD, Registers, SEGMENT_BYTES, Segment,
 };
 
-// The agent's entry point. With the one argument `graft` it is one; anything else is the agent's own business.
+// The agent's entry point. With `graft` for its first argument, and one more at most, it is one; anything else is the agent's own
+// business.
 global_asm!(
     ".pushsection .text.carrel_graft_entry, \"ax\", @progbits",
     ".globl carrel_graft_entry",
     "carrel_graft_entry:",
     "cmp qword ptr [rsp], 2",
-    "jne 2f",
+    "jb 2f",
+    "cmp qword ptr [rsp], 3",
+    "ja 2f",
     "mov rax, qword ptr [rsp + 16]",
     "cmp dword ptr [rax], 0x66617267", // "graf"
     "jne 2f",
@@ -38,6 +41,8 @@ unsafe extern "C" {
     static _end: u8;
 }
 
+const READ: u64 = 0;
+const WRITE: u64 = 1;
 const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
 const RT_SIGACTION: u64 = 13;
@@ -63,6 +68,7 @@ const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
 /// Never over something that is there.
 const MAP_EXACTLY: u64 = 0x10_0000;
+const MADV_HUGEPAGE: u64 = 14;
 const MADV_WIPEONFORK: u64 = 18;
 const MREMAP_EXACTLY: u64 = 3;
 const O_RDONLY_CLOEXEC: u64 = 0o2_000_000;
@@ -77,6 +83,9 @@ const AT_SYSINFO_EHDR: u64 = 33;
 const ROBUST_LIST_BYTES: u64 = 24;
 
 const IMAGE: u64 = IMAGE_FD.unsigned_abs() as u64;
+const BASE: u64 = IMAGE + 1;
+const REQUESTS: u64 = REQUESTS_FD.unsigned_abs() as u64;
+const REPLIES: u64 = REPLIES_FD.unsigned_abs() as u64;
 /// Descriptors are small; what is larger is an error, or none.
 const MAX_FD: u64 = 1 << 20;
 const NO_FD: u64 = u64::MAX;
@@ -248,8 +257,14 @@ fn lay_out(own: &Own, header: &Header) {
             map(it.start, length, it.protection, how, fd, it.offset);
         } else if it.kind == Kind::Stored as u64 {
             map(it.start, length, it.protection, MAP_PRIVATE, IMAGE, it.offset);
-        } else if it.kind == Kind::Zero as u64 {
+        } else if it.kind == Kind::Base as u64 {
+            map(it.start, length, it.protection, MAP_PRIVATE, BASE, it.offset);
+        } else if it.kind == Kind::Zero as u64 || it.kind == Kind::Huge as u64 {
             map(it.start, length, it.protection, MAP_PRIVATE | MAP_ANONYMOUS, NO_FD, 0);
+            if it.kind == Kind::Huge as u64 {
+                // A kernel without them has small ones.
+                call(MADVISE, it.start, length, MADV_HUGEPAGE, 0, 0, 0);
+            }
         } else if it.kind == Kind::Stack as u64 {
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN;
             map(it.start, length, PROT_READ | PROT_WRITE, flags, NO_FD, 0);
@@ -268,6 +283,14 @@ fn lay_out(own: &Own, header: &Header) {
         }
     }
     close(fd);
+}
+
+/// Memory is laid out, and somebody else writes into it.
+fn await_content() {
+    let mut byte = GO_ON;
+    need(call(WRITE, REPLIES, (&raw const byte) as u64, 1, 0, 0, 0) == 1);
+    byte = 0;
+    need(call(READ, REQUESTS, (&raw mut byte) as u64, 1, 0, 0, 0) == 1 && byte == GO_ON);
 }
 
 /// What the kernel keeps of a process besides its memory.
@@ -297,7 +320,9 @@ fn take_state(header: &Header) {
         let registered = call(RSEQ, header.rseq, header.rseq_size, 0, header.rseq_signature, 0, 0);
         need(registered == 0);
     }
-    close(IMAGE);
+    for index in 0..MOST_FILES as u64 {
+        close(IMAGE + index);
+    }
 }
 
 extern "C" fn overlay(stack: u64) -> ! {
@@ -305,6 +330,10 @@ extern "C" fn overlay(stack: u64) -> ! {
     let mut own = look_around(stack);
     let header = read_tables(&mut own);
     lay_out(&own, header);
+    // The number of arguments.
+    if word(stack) > 2 {
+        await_content();
+    }
     take_state(header);
     let registers: *const Registers = &raw const header.registers;
     // SAFETY: everything the parent had is in place, and nothing here is used any more. The parent was about to sleep; the

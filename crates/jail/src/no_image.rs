@@ -2,8 +2,6 @@
 
 use std::{fs::File, io, os::fd::OwnedFd};
 
-use rustix::fs::{MemfdFlags, memfd_create};
-
 #[derive(Debug)]
 pub struct Image {
     file: OwnedFd,
@@ -18,15 +16,25 @@ impl Image {
 }
 
 #[derive(Debug)]
-pub struct Blank(File);
+pub struct Original(());
 
-impl Blank {
-    pub fn new() -> io::Result<Self> {
-        Ok(Self(memfd_create("python", MemfdFlags::CLOEXEC)?.into()))
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    Everything,
+    Nothing,
+}
+
+impl Original {
+    pub fn hold(_pid: i32, _start_time: u64, _most: u64, _sharing: Sharing) -> io::Result<Self> {
+        Err(unsupported())
     }
 
-    pub fn file(&self) -> &File {
-        &self.0
+    pub fn files(&self) -> &[File] {
+        &[]
+    }
+
+    pub fn fill(&self, _copy: i32) -> io::Result<()> {
+        Err(unsupported())
     }
 }
 
@@ -40,9 +48,5 @@ pub fn sleeps(_pid: i32) -> bool {
 }
 
 pub fn take(_pid: i32) -> io::Result<Image> {
-    Err(unsupported())
-}
-
-pub fn take_reader(_pid: i32, _start_time: u64, _most: u64, _blank: &Blank) -> io::Result<()> {
     Err(unsupported())
 }

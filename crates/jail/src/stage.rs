@@ -59,9 +59,6 @@ pub struct BoxSpec {
     /// Where the image of a warm interpreter can be opened; one that is gone by then is none.
     #[serde(default)]
     pub image: Option<PathBuf>,
-    /// The same of the interpreter that the box shall have, if it is a copy of another's.
-    #[serde(default)]
-    pub scion: Option<PathBuf>,
     pub isolation: Isolation,
     /// The agent's socket comes along.
     pub bound: bool,
@@ -222,7 +219,7 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
                 true => (None, Held::default()),
                 false => join_cgroup(&mut work)?,
             };
-            let images = Images::open(&spec);
+            let image = open_image(&spec);
             let (made, said) = pipe_with(PipeFlags::CLOEXEC).or_fail("making a pipe")?;
             // Sessions that come back from disk bring a user namespace of their own, a sibling of the box's: their pid
             // namespaces can only be made below one that both descend from.
@@ -272,7 +269,7 @@ fn try_run(serve: Serve) -> Result<(), Failure> {
                         sys::exit_now(1);
                     }
                     let work = spec.joins.then_some(work);
-                    let inside = Inside { ids, plan, trees, privileged, networked, work, images };
+                    let inside = Inside { ids, plan, trees, privileged, networked, work, image };
                     if awaits_jail && spec.config.sandbox.as_str().len() == AWAITED.1.len() {
                         go_on_as_agent(thread, spec, &listener, meters, inside, serve)
                     } else {
@@ -316,22 +313,11 @@ fn join_cgroup(work: &mut work::Received) -> Result<(Option<File>, Held), Failur
     Ok((born_in, held))
 }
 
-/// Images of interpreters, of which those of the box can be copies.
-struct Images {
-    /// Without it they are started.
-    warm: Option<File>,
-    scion: Option<File>,
-}
-
-impl Images {
-    /// By its seals it is known that nothing else has the name of one by now. A scion's maker waits for this, and may be at work
-    /// on it.
-    fn open(spec: &BoxSpec) -> Self {
-        let is_image =
-            |file: &File| fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
-        let open = |path: &Option<PathBuf>| path.as_ref().and_then(|path| File::open(path).ok());
-        Self { warm: open(&spec.image).filter(is_image), scion: open(&spec.scion) }
-    }
+/// The image of which interpreters of the box can be copies; without it they are started. By its seals it is known that nothing else
+/// has the name of one by now.
+fn open_image(spec: &BoxSpec) -> Option<File> {
+    let is_image = |file: &File| fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+    spec.image.as_ref().and_then(|path| File::open(path).ok()).filter(is_image)
 }
 
 /// Files of a box's cgroups: those that it joins them by, and the meters that its agent inherits.
@@ -420,7 +406,7 @@ struct Inside {
     networked: bool,
     /// Where its cgroups come from, if it joins them by itself.
     work: Option<work::Received>,
-    images: Images,
+    image: Option<File>,
 }
 
 /// In the child of a stage that waited for a jail: the agent, in this very process. Comes back only with what went wrong.
@@ -433,8 +419,8 @@ fn go_on_as_agent(
     serve: Serve,
 ) -> Result<(), Failure> {
     let what = "going on as the agent";
-    let (held, images) = enter_box(&spec, inside, held)?;
-    let handed = hand_over(&mut spec, listener, &held, &images, false)?;
+    let (held, image) = enter_box(&spec, inside, held)?;
+    let handed = hand_over(&mut spec, listener, &held, image.as_ref(), false)?;
     caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
     // As after `exec`: its own files in /proc are its own.
     set_dumpable_behavior(DumpableBehavior::Dumpable).or_fail(what)?;
@@ -455,7 +441,7 @@ fn become_agent(spec: &mut BoxSpec, listener: &UnixListener, held: Held, inside:
     match prepare(spec, listener, held, inside) {
         Err(failure) => failure,
         // Kept open until then: a number of theirs may be one of the agent's by now.
-        Ok((program, _held, _images)) => {
+        Ok((program, _held, _image)) => {
             let error = Command::new(&program)
                 .arg0("carrel")
                 .arg("agent")
@@ -472,24 +458,24 @@ fn prepare(
     listener: &UnixListener,
     held: Held,
     inside: Option<Inside>,
-) -> Result<(PathBuf, Held, Images), Failure> {
-    let (program, held, images) = match inside {
-        None => (spec.agent.clone(), held, Images::open(spec)),
+) -> Result<(PathBuf, Held, Option<File>), Failure> {
+    let (program, held, image) = match inside {
+        None => (spec.agent.clone(), held, open_image(spec)),
         Some(inside) => {
-            let (held, images) = enter_box(spec, inside, held)?;
-            (PathBuf::from(Places::AGENT), held, images)
+            let (held, image) = enter_box(spec, inside, held)?;
+            (PathBuf::from(Places::AGENT), held, image)
         }
     };
-    hand_over(spec, listener, &held, &images, true)?;
+    hand_over(spec, listener, &held, image.as_ref(), true)?;
     if matches!(spec.isolation, Isolation::Jail { .. }) {
         caps::reduce(caps::agent()).or_fail("dropping capabilities")?;
     }
-    Ok((program, held, images))
+    Ok((program, held, image))
 }
 
 /// Makes the box around this process. Gives back what its agent inherits.
-fn enter_box(spec: &BoxSpec, inside: Inside, mut held: Held) -> Result<(Held, Images), Failure> {
-    let Inside { ids, plan, trees, privileged, networked, work, images } = inside;
+fn enter_box(spec: &BoxSpec, inside: Inside, mut held: Held) -> Result<(Held, Option<File>), Failure> {
+    let Inside { ids, plan, trees, privileged, networked, work, image } = inside;
     if privileged {
         userns::become_ids(ids.agent, ids.agent, true).or_fail("changing to the box's ids")?;
     }
@@ -511,7 +497,7 @@ fn enter_box(spec: &BoxSpec, inside: Inside, mut held: Held) -> Result<(Held, Im
         own_cgroup_namespace()?;
     }
     mounts::enter(&root).map_err(step)?;
-    Ok((held, images))
+    Ok((held, image))
 }
 
 /// Made only in the cgroup of the box, so that this is its root. For an ordinary user it is also the first step that needs the
@@ -529,7 +515,7 @@ fn hand_over(
     spec: &mut BoxSpec,
     listener: &UnixListener,
     held: &Held,
-    images: &Images,
+    image: Option<&File>,
     anew: bool,
 ) -> Result<i32, Failure> {
     let what = "handing descriptors to the agent";
@@ -553,10 +539,7 @@ fn hand_over(
         memory: give(held.memory.as_ref().map(AsFd::as_fd))?,
         processes: give(held.processes.as_ref().map(AsFd::as_fd))?,
     };
-    spec.config.image = give(images.warm.as_ref().map(AsFd::as_fd))?;
-    if let Some(scion) = &mut spec.config.scion {
-        scion.image = give(images.scion.as_ref().map(AsFd::as_fd))?;
-    }
+    spec.config.image = give(image.map(AsFd::as_fd))?;
     if anew {
         let mut config = File::from(memfd_create("config", MemfdFlags::CLOEXEC).or_fail(what)?);
         let text = serde_json::to_vec(&spec.config).map_err(io::Error::from).or_fail(what)?;

@@ -1,4 +1,5 @@
-//! Stopping another process to look at it: `ptrace`, as far as [`crate::image`] needs it. x86-64 only.
+//! Stopping another process to look at it, and writing into one: `ptrace` and its like, as far as [`crate::image`] needs them. x86-64
+//! only.
 
 #![expect(
     unsafe_code,
@@ -152,17 +153,40 @@ impl Memory<'_> {
         while done < into.len() {
             let rest = &mut into[done..];
             let ours = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-            let from = usize::try_from(at).map_err(io::Error::other)? + done;
-            let theirs = libc::iovec { iov_base: ptr::without_provenance_mut(from), iov_len: rest.len() };
+            let theirs = theirs(at, done, rest.len())?;
             // SAFETY: the kernel writes at most `iov_len` bytes to `rest`, which is that long; the other address is the process's.
             let count =
                 unsafe { libc::process_vm_readv(self.pid, &raw const ours, 1, &raw const theirs, 1, 0) };
-            match check(count as libc::c_long)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => done += usize::try_from(count).map_err(io::Error::other)?,
-            }
+            done += some(count)?;
         }
         Ok(())
+    }
+}
+
+/// Writes into the memory of another process, from an address on.
+pub fn write_memory(pid: i32, at: u64, from: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < from.len() {
+        let rest = &from[done..];
+        let ours = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        let theirs = theirs(at, done, rest.len())?;
+        // SAFETY: the kernel reads at most `iov_len` bytes of `rest`, which is that long; the other address is the process's.
+        let count = unsafe { libc::process_vm_writev(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        done += some(count)?;
+    }
+    Ok(())
+}
+
+fn theirs(at: u64, done: usize, length: usize) -> io::Result<libc::iovec> {
+    let at = usize::try_from(at).map_err(io::Error::other)? + done;
+    Ok(libc::iovec { iov_base: ptr::without_provenance_mut(at), iov_len: length })
+}
+
+/// How much was copied.
+fn some(count: libc::ssize_t) -> io::Result<usize> {
+    match check(count as libc::c_long)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        count => usize::try_from(count).map_err(io::Error::other),
     }
 }
 

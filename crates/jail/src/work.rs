@@ -11,9 +11,12 @@ use std::{
     },
 };
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+use rustix::{
+    io::retry_on_intr,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, recvmsg, sendmsg,
+    },
 };
 
 /// Descriptors that go with one message at most: the agent's socket, or what a box holds of its cgroups.
@@ -40,9 +43,10 @@ pub fn send_along(line: BorrowedFd<'_>, text: &[u8], files: &[BorrowedFd<'_>]) -
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // Descriptors go with the first byte, whatever fits of the rest.
-    let mut sent = sendmsg(line, &[IoSlice::new(text)], &mut along, SendFlags::NOSIGNAL)?;
+    let first = || sendmsg(line, &[IoSlice::new(text)], &mut along, SendFlags::NOSIGNAL);
+    let mut sent = retry_on_intr(first)?;
     while sent < text.len() {
-        sent += rustix::net::send(line, &text[sent..], SendFlags::NOSIGNAL)?;
+        sent += retry_on_intr(|| rustix::net::send(line, &text[sent..], SendFlags::NOSIGNAL))?;
     }
     Ok(())
 }

@@ -138,9 +138,6 @@ pub struct AgentConfig {
     /// Open descriptor on the image of a warm python with `variables`, of which new ones are copies.
     #[serde(default)]
     pub image: Option<i32>,
-    /// What this box has in place of a first interpreter; the agent goes on with what another wrote down.
-    #[serde(default)]
-    pub scion: Option<Scion>,
     /// This box is for a warm parent, with these modules: its python waits for its image to be taken.
     #[serde(default)]
     pub parent: Option<Vec<String>>,
@@ -149,10 +146,10 @@ pub struct AgentConfig {
 /// A python that lives in another box, to be grafted into this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scion {
-    /// Open descriptor on the image of its memory; `None` if that is gone.
-    pub image: Option<i32>,
     pub cwd: String,
     pub manner: Manner,
+    /// What the agent of the other box knows.
+    pub state: String,
 }
 
 /// Limits and the like of a process, in the kernel's words.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     brief::Brief,
     files::{Content, FileReply, FileRequest},
-    guest::{Interpreter, Language, Manner},
+    guest::{Interpreter, Language, Manner, Scion},
     id::{ExecId, SessionName},
     limits::Limits,
     outcome::{FilesState, Outcome},
@@ -142,7 +142,9 @@ pub enum Request {
     PrepareSleep,
     /// The same for one that is to be copied while it lives: all that lives in it is one python that waits, or this is refused.
     PrepareFork,
-    /// The processes are written and stopped, or their image is taken: the agent writes down what it knows.
+    /// Of a box that has just been made, or claimed: it becomes a copy of one that lives. The files of an image come beside this.
+    Become(Scion),
+    /// The processes are written and stopped: the agent writes down what it knows.
     Save,
     /// Of an agent that was started to go on with what another wrote down: what the processes come back on.
     Offer,
@@ -226,6 +228,12 @@ pub enum Event {
         spare: i32,
         cwd: String,
         manner: Manner,
+        /// What the agent knows, for the agent of the copy.
+        state: String,
+    },
+    /// The python of a copy, in the agent's own view, has laid out its memory: it goes on with `Resumed`, when that is filled.
+    LaidOut {
+        python: i32,
     },
     /// Descriptors of the agent's, and the former names of what they take the place of.
     Offered {

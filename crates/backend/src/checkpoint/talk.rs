@@ -2,12 +2,16 @@
 
 use std::{
     fs::File,
-    io::{Read, Write},
-    os::unix::net::UnixStream,
+    io::{ErrorKind, Read},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     time::Duration,
 };
 
+use carrel_jail::work::send_along;
 use carrel_proto::{
     frame::{self, Decoder},
     message::{Event, PROTOCOL, Request},
@@ -40,11 +44,21 @@ impl Talk {
         Ok(talk)
     }
 
+    /// The line once more, for whoever holds on to it.
+    pub(crate) fn hold(&self) -> Result<UnixStream, Problem> {
+        self.stream.try_clone().map_err(lost)
+    }
+
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Event, Problem> {
+        self.ask_with(request, &[])
+    }
+
+    /// With descriptors beside it.
+    pub(crate) fn ask_with(&mut self, request: &Request, files: &[BorrowedFd<'_>]) -> Result<Event, Problem> {
         self.tag += 1;
         let mut bytes = Vec::new();
         frame::put_message(&mut bytes, self.tag, request).map_err(Problem::internal)?;
-        self.stream.write_all(&bytes).map_err(lost)?;
+        send_along(self.stream.as_fd(), &bytes, files).map_err(lost)?;
         loop {
             if let Some(frame) = self.decoder.take().map_err(lost)? {
                 if frame.tag != self.tag {
@@ -55,7 +69,10 @@ impl Talk {
                     event => Ok(event),
                 };
             }
-            let count = self.stream.read(self.decoder.space()).map_err(lost)?;
+            let count = match self.stream.read(self.decoder.space()) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                read => read.map_err(lost)?,
+            };
             if count == 0 {
                 return Err(lost("it has ended"));
             }

@@ -35,9 +35,6 @@ impl Jail {
             (Kind::Directory, true) => {}
             (Kind::Directory, false) => stage::give(&directory, owner.0, owner.1)?,
         }
-        if let Some(scion) = &request.scion {
-            scion.lay_out(&directory, &Self::ids(request.number))?;
-        }
         Ok((kind, enforcement))
     }
 
@@ -100,7 +97,6 @@ impl Jail {
             undo_calls: request.undo_calls,
             image: None,
             parent: request.parent.clone(),
-            scion: request.scion.as_ref().map(|scion| scion.described()),
         };
         let copies = jailed && request.parent.is_none();
         Ok(BoxSpec {
@@ -109,7 +105,6 @@ impl Jail {
             mount_point: self.mount_point(),
             hostname: "carrel".into(),
             image: if copies { self.parents.image(&request.environment) } else { None },
-            scion: request.scion.as_ref().map(|scion| scion.path()),
             isolation,
             bound: false,
             joins: jailed && matches!(hierarchy, Hierarchy::V1 { .. }),

@@ -198,9 +198,23 @@ impl<B> Shelves<B> {
     /// The newest, whose pages are the likeliest to be where they are needed.
     pub(super) fn take(&mut self, kind: &Kind, now: Instant) -> Option<(Instant, B)> {
         let taken = self.shelf(kind)?.boxes.pop_back()?;
-        // Not longer for those who come meanwhile, or a row of callers would find nothing in the end.
-        self.paused = self.paused.filter(|until| now < *until).or(Some(now + PAUSE));
+        self.pause(now);
         Some(taken)
+    }
+
+    /// One that differs at most in the interpreter that is up, for somebody who needs none. The oldest: it is as good as any.
+    pub(super) fn take_alike(&mut self, kind: &Kind, now: Instant) -> Option<B> {
+        let alike = |shelf: &&mut Shelf<B>| {
+            Kind { language: kind.language, ..shelf.kind.clone() } == *kind && !shelf.boxes.is_empty()
+        };
+        let (_, taken) = self.all.iter_mut().find(alike)?.boxes.pop_front()?;
+        self.pause(now);
+        Some(taken)
+    }
+
+    /// Not longer for those who come meanwhile, or a row of callers would find nothing in the end.
+    fn pause(&mut self, now: Instant) {
+        self.paused = self.paused.filter(|until| now < *until).or(Some(now + PAUSE));
     }
 
     /// One that was taken may come back: until [`Self::decided`], none is made in its place.
@@ -402,6 +416,23 @@ mod tests {
         let later = now + WINDOW;
         assert_eq!(shelves.surplus(later).len(), 2, "back to the floor");
         assert_eq!(fill(&mut shelves, later), 0);
+    }
+
+    #[test]
+    fn who_needs_no_interpreter_gets_a_box_with_any() {
+        let now = Instant::now();
+        let mut shelves = pool(1, 4, now);
+        let (usual, order) = kind("usual");
+        let shell = Kind { language: Some(Language::Bash), ..usual.clone() };
+        assert_eq!(shelves.take_alike(&usual, now), None);
+        shelves.want(&shell, &order, now);
+        assert_eq!(fill(&mut shelves, now), 2);
+        let none = Kind { language: None, ..usual.clone() };
+        assert_eq!(shelves.take_alike(&none, now), Some(7));
+        assert_eq!(shelves.take_alike(&shell, now), Some(7));
+        assert_eq!((shelves.take_alike(&usual, now), shelves.ready()), (None, 0));
+        assert_eq!(fill(&mut shelves, now + PAUSE), 2);
+        assert_eq!(shelves.take_alike(&kind("another").0, now), None, "of other software");
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl Registry {
         self.write(|transaction| {
             let now = now_ms();
             let Some(close_at_unix_ms) = admit(transaction, claim, now)? else { return Ok(None) };
-            insert(transaction, claim, now, close_at_unix_ms, Some((number, &text)))?;
+            insert(transaction, claim, now, close_at_unix_ms, Some(number), Some(&text))?;
             pass_on()?;
             Ok(Some(Record {
                 id: claim.id.clone(),

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path, sync::Arc, time::Instant};
 
-use carrel_backend::{BoxRequest, Memory, Placed, grafts::Scion, memory_of};
+use carrel_backend::{BoxRequest, Memory, Placed, grafts::Scion, link::AgentLink, memory_of};
 use carrel_proto::{
     id::{Key, SandboxId, SessionName, SnapshotId},
     outcome::SessionState,
@@ -15,6 +15,7 @@ use crate::{
     Engine, Found, Note, Quota, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
+    pool::{Ready, claimed},
     registry::{Claim, Spec, boot_id},
     sandboxes::{random, remove_tree},
     sleep::{ARRIVING, PAUSE, not_running},
@@ -97,15 +98,22 @@ struct Made {
     record: Record,
     placed: Placed,
     lock: Lock,
+    /// To its agent, if it had one already.
+    link: Option<AgentLink>,
 }
 
 /// What every new sandbox of a snapshot or fork has in common.
 struct Heir<'a> {
-    store: &'a Path,
     content: &'a Content,
-    memory: Memory,
-    /// What it becomes a copy of as that lives: then nothing was written down.
-    scion: Option<&'a Arc<Scion>>,
+    from: Origin<'a>,
+}
+
+/// What it is made from.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    Store(&'a Path, Memory),
+    /// What lives, as it lives.
+    Living(&'a Scion),
 }
 
 impl Engine {
@@ -117,7 +125,7 @@ impl Engine {
             let began = Instant::now();
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
-            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory), scion: None };
+            let heir = Heir { content: &snapshot.content, from: Origin::Store(&store, kept(memory)) };
             let claim = Claim {
                 id: SandboxId::from_random(random()?),
                 tenant: wish.tenant.clone(),
@@ -128,6 +136,7 @@ impl Engine {
                 origin: Some(snapshot.id.clone()),
                 forked_from: None,
             };
+            engine.backend.expect();
             let made = engine.inherit(&heir, &claim)?.ok_or_else(|| taken(wish.key.as_ref()))?;
             let record = engine.announce(vec![made])?.remove(0);
             engine.note_restored(&record, began, &wish.caller, "new");
@@ -138,7 +147,11 @@ impl Engine {
 
     /// Makes one. `None`: the key is taken.
     fn inherit(&self, heir: &Heir<'_>, claim: &Claim) -> Result<Option<Made>, Problem> {
-        self.backend.expect();
+        if let Origin::Living(scion) = heir.from
+            && let Some(ready) = self.take_for_copy(&claim.spec)
+        {
+            return self.inherit_ready(scion, claim, ready);
+        }
         let lock = Lock::take_new(&self.settings.state, &claim.id)?;
         let record = match self.registry.claim(claim) {
             Ok(Some(record)) => record,
@@ -153,9 +166,34 @@ impl Engine {
             self.fill(heir, &record)
         });
         match placed {
-            Ok(placed) => Ok(Some(Made { record, placed, lock })),
+            Ok(placed) => Ok(Some(Made { record, placed, lock, link: None })),
             Err(problem) => {
                 self.erase(&record.id, None, lock)?;
+                Err(problem)
+            }
+        }
+    }
+
+    /// The same of a box that stood ready. What goes wrong ends it.
+    fn inherit_ready(&self, scion: &Scion, claim: &Claim, mut ready: Ready) -> Result<Option<Made>, Problem> {
+        let claim = Claim { id: ready.id.clone(), ..claim.clone() };
+        let record = match self.registry.claim_with(&claim, Some(ready.number)) {
+            Ok(Some(record)) => record,
+            refused => {
+                self.drop_later(vec![ready]);
+                return refused.map(|_| None);
+            }
+        };
+        self.watch.reached(Step::RowClaimed);
+        let told = ready.link.tell(&claimed(&claim.spec));
+        let grafted = told
+            .and_then(|()| self.request(&record, None, None))
+            .and_then(|request| self.backend.graft(&request, &ready.placed, scion));
+        let Ready { placed: before, lock, link, .. } = ready;
+        match grafted {
+            Ok(placed) => Ok(Some(Made { record, placed, lock, link: Some(link) })),
+            Err(problem) => {
+                self.erase(&record.id, Some(&before), lock)?;
                 Err(problem)
             }
         }
@@ -169,7 +207,12 @@ impl Engine {
             return Err(problem);
         }
         self.watch.reached(Step::RunningWritten);
-        let record = |made: Made| Record { state: State::Running, placed: Some(made.placed), ..made.record };
+        let record = |made: Made| {
+            if let Some(link) = made.link {
+                self.lines.keep(made.record.id.clone(), link);
+            }
+            Record { state: State::Running, placed: Some(made.placed), ..made.record }
+        };
         Ok(all.into_iter().map(record).collect())
     }
 
@@ -184,17 +227,20 @@ impl Engine {
     fn fill(&self, heir: &Heir<'_>, record: &Record) -> Result<Placed, Problem> {
         let request = self.request(record, None, None)?;
         let request = BoxRequest { workspace: Some(heir.content.workspace), ..request };
-        if let Some(scion) = heir.scion {
-            return self.backend.graft(&request, heir.store, scion);
-        }
-        let with_memory = heir.memory != Memory::Nothing;
-        self.backend.unpack(heir.store, heir.content.number, &request, with_memory)?;
-        self.watch.reached(Step::FilesLaid);
-        let placed = match heir.memory {
-            Memory::Nothing => self.backend.create(&request)?,
-            memory => self.backend.restore(&request, &memory_of(heir.store), memory).map_err(of_snapshot)?,
+        let (store, memory) = match heir.from {
+            Origin::Living(scion) => {
+                let placed = self.backend.create(&BoxRequest { workspace: None, ..request.clone() })?;
+                self.watch.reached(Step::BoxMade);
+                return self.backend.graft(&request, &placed, scion);
+            }
+            Origin::Store(store, memory) => (store, memory),
         };
-        Ok(placed)
+        self.backend.unpack(store, heir.content.number, &request, memory != Memory::Nothing)?;
+        self.watch.reached(Step::FilesLaid);
+        match memory {
+            Memory::Nothing => self.backend.create(&request),
+            memory => self.backend.restore(&request, &memory_of(store), memory).map_err(of_snapshot),
+        }
     }
 
     fn note_restored(&self, record: &Record, began: Instant, caller: &Option<Arc<str>>, way: &'static str) {
@@ -213,7 +259,7 @@ impl Engine {
             let _lock = lock;
             let (store, _held) = engine.hold(&snapshot)?;
             let memory = snapshot.content.memory && !wish.files_only;
-            let heir = Heir { store: &store, content: &snapshot.content, memory: kept(memory), scion: None };
+            let heir = Heir { content: &snapshot.content, from: Origin::Store(&store, kept(memory)) };
             let placed = match engine.replace(&heir, &record, wish.quota.as_ref()) {
                 Ok(placed) => placed,
                 Err(problem) => {
@@ -359,7 +405,7 @@ impl Engine {
         }
         let began = Instant::now();
         self.backend.expect();
-        let mut forked = self.fork_from(record, Source::Living, count, quota).await;
+        let mut forked = self.fork_from(record, Source::Living(count), count, quota).await;
         if forked.as_ref().is_err_and(|problem| problem.code == Code::Unsupported) {
             forked = self.fork_from(record, Source::Written, count, quota).await;
         }
@@ -389,11 +435,16 @@ impl Engine {
             let content = taken.content()?;
             let forks = engine.fork_all(&taken, &content, count, quota);
             let living = taken.scion.is_some();
-            let (store, watch) = (taken.store, engine.watch.clone());
-            engine.clearing.run(move || {
-                store.discard();
-                watch.reached(Step::StoreRemoved);
-            });
+            let held = taken.scion.as_ref().is_some_and(Scion::is_held);
+            let copy_ms = if held { millis(began) } else { copy_ms };
+            drop(taken.scion);
+            let watch = engine.watch.clone();
+            if let Some(store) = taken.store {
+                engine.clearing.run(move || {
+                    store.discard();
+                    watch.reached(Step::StoreRemoved);
+                });
+            }
             Ok(Forked { forks: forks?, copy_ms, memory: content.memory, reason: content.reason, living })
         });
         forked.await
@@ -407,7 +458,12 @@ impl Engine {
         quota: Option<Quota>,
     ) -> Result<Vec<Fork>, Problem> {
         let memory = if content.memory { Memory::Passed } else { Memory::Nothing };
-        let heir = Heir { store: &taken.store.path, content, memory, scion: taken.scion.as_ref() };
+        let from = match (&taken.scion, &taken.store) {
+            (Some(scion), _) => Origin::Living(scion),
+            (None, Some(store)) => Origin::Store(&store.path, memory),
+            (None, None) => return Err(Problem::internal("nothing was written down")),
+        };
+        let heir = Heir { content, from };
         let (mut all, mut costs) = (Vec::new(), Vec::new());
         for number in 1..=count {
             let began = Instant::now();

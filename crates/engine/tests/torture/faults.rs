@@ -9,11 +9,13 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use carrel_backend::link::AgentLink;
 use carrel_engine::{
-    Engine, Environments, Record, Settings, State, Step, Update, Watch, Whereabouts,
+    Engine, Environments, Record, Settings, State, Step, Update, Watch, Whereabouts, Wish,
+    pool::PoolSize,
     snapshots::{RestoreWish, Snapshot, SnapshotFilter, SnapshotWish},
 };
 use carrel_proto::{
@@ -48,10 +50,12 @@ pub(crate) enum Deed {
     Fork,
     /// Of one in which only python lives.
     ForkLiving,
+    /// Of the same into boxes that stand ready.
+    ForkReady,
     Adopt,
 }
 
-const DEEDS: [Deed; 10] = [
+const DEEDS: [Deed; 11] = [
     Deed::Standby,
     Deed::Thaw,
     Deed::Hibernate,
@@ -61,6 +65,7 @@ const DEEDS: [Deed; 10] = [
     Deed::RestoreInPlace,
     Deed::Fork,
     Deed::ForkLiving,
+    Deed::ForkReady,
     Deed::Adopt,
 ];
 
@@ -108,25 +113,17 @@ impl Deed {
                 &[Step::BeforeRemoved, Step::ImagesRemoved, Step::OriginWritten],
             ]
             .concat(),
-            Deed::Fork => {
-                // First it is looked whether it can be had as it lives.
-                let end = [Step::RunningWritten, Step::StoreRemoved];
-                [&[Step::StoreMade], &copy[..], &heir, &heir, &end].concat()
-            }
-            Deed::ForkLiving => {
-                let cut = [
-                    &[Step::StoreMade, Step::AgentPrepared, Step::AgentSaved],
-                    &[Step::FilesCopied, Step::SpoolCopied, Step::MemoryPacked][..],
-                ];
-                let make = [
-                    &[Step::RowClaimed, Step::DirectoryMade, Step::FilesLaid],
-                    &[Step::StateGiven, Step::BoxMade, Step::MemoryUnpacked][..],
-                ]
-                .concat();
+            // First it is looked whether it can be had as it lives, which leaves no trace.
+            Deed::Fork => [&copy[..], &heir, &heir, &[Step::RunningWritten, Step::StoreRemoved]].concat(),
+            Deed::ForkLiving | Deed::ForkReady => {
+                let cut = [Step::AgentPrepared, Step::FilesCopied, Step::SpoolCopied, Step::MemoryPacked];
+                let making = [Step::RowClaimed, Step::DirectoryMade, Step::BoxMade];
+                let making = if self == Deed::ForkReady { &making[..1] } else { &making };
+                let coming = [Step::MemoryUnpacked, Step::MemoryFilled, Step::BoxBack];
+                let laid = [Step::FilesLaid];
                 // The first waits for the image, of which they all come.
-                let first = [Step::ImageTaken, Step::BoxBack];
-                let end = [Step::BoxBack, Step::RunningWritten, Step::StoreRemoved];
-                [&cut.concat()[..], &make, &first, &make, &end].concat()
+                let first = [making, &laid, &[Step::ImageTaken], &coming].concat();
+                [&cut[..], &first, making, &laid, &coming, &[Step::RunningWritten]].concat()
             }
             Deed::Adopt => vec![Step::KeysSwapped],
         }
@@ -134,7 +131,7 @@ impl Deed {
 
     /// Forks begin as a snapshot does, for which every step is tried.
     fn first(self) -> usize {
-        if self == Deed::Fork { Deed::Snapshot.steps().len() - 3 } else { 0 }
+        if self == Deed::Fork { Deed::Snapshot.steps().len() - 4 } else { 0 }
     }
 }
 
@@ -170,6 +167,22 @@ pub(crate) async fn commit(state: &Path, name: &str, deed: Deed, at: Option<usiz
         Deed::RestoreAsNew => drop(engine.restore_as(&snapshot(), &wish_of_restore).await.unwrap()),
         Deed::RestoreInPlace => drop(engine.restore_in_place(&snapshot(), &wish_of_restore).await.unwrap()),
         Deed::Fork | Deed::ForkLiving => drop(engine.fork(&record, 2, None, None).await.unwrap()),
+        Deed::ForkReady => {
+            engine.set_pool(PoolSize { floor: 2, ceiling: 2 }, &Wish { first: Some(Python), ..wish() });
+            let keeping = tokio::spawn({
+                let engine = engine.clone();
+                async move { engine.keep_pool().await }
+            });
+            in_time("boxes are made ready", async {
+                while engine.pool().ready.iter().map(|kind| kind.count).sum::<u32>() < 2 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            })
+            .await;
+            drop(engine.fork(&record, 2, None, None).await.unwrap());
+            engine.stop_pool();
+            keeping.await.unwrap();
+        }
         Deed::Adopt => {
             let is_fork = |other: &Record| other.forked_from.as_ref() == Some(&record.id);
             let child = engine.list().unwrap().into_iter().find(is_fork).unwrap();
@@ -222,11 +235,15 @@ impl Scene {
         Some(scene)
     }
 
+    fn is_of_python_alone(&self) -> bool {
+        matches!(self.deed, Deed::ForkLiving | Deed::ForkReady)
+    }
+
     /// Variables of two languages, a file, and what was asked for say the same.
     async fn make(&self, value: u64) {
         let python = format!("n = {value}; open('n', 'w').write('{value}')");
         run(&self.engine, &self.record, Python, &python).await.unwrap();
-        if self.deed != Deed::ForkLiving {
+        if !self.is_of_python_alone() {
             run(&self.engine, &self.record, Bash, &format!("n={value}")).await.unwrap();
         }
         let lifetime = if value == NOW { LIFETIME_NOW } else { wish().max_lifetime_s };
@@ -238,9 +255,9 @@ impl Scene {
     async fn value(&self, record: &Record, what: &str) -> u64 {
         let python = run(&self.engine, record, Python, "print(n, open('n').read())").await;
         let python = python.unwrap_or_else(|problem| panic!("{what}: {problem:?}")).out;
-        let bash = match self.deed {
-            Deed::ForkLiving => python.clone(),
-            _ => run(&self.engine, record, Bash, "echo $n").await.unwrap().out,
+        let bash = match self.is_of_python_alone() {
+            true => python.clone(),
+            false => run(&self.engine, record, Bash, "echo $n").await.unwrap().out,
         };
         let row = self.engine.record(&record.id).unwrap().unwrap();
         let asked = if row.spec.max_lifetime_s == LIFETIME_NOW { NOW } else { THEN };
@@ -280,7 +297,7 @@ impl Scene {
             assert_eq!(value, NOW, "{what}");
         }
         self.engine.tidy().await.unwrap();
-        if matches!(deed, Deed::Fork | Deed::ForkLiving) {
+        if matches!(deed, Deed::Fork | Deed::ForkLiving | Deed::ForkReady) {
             let forks = self.engine.list().unwrap().len() - 1;
             assert!(forks == 0 || forks == 2, "{what}: {forks} forks");
         }
@@ -423,6 +440,7 @@ async fn restore_in_place() {
 async fn fork_and_adopt() {
     Box::pin(die_everywhere(Deed::Fork)).await;
     Box::pin(die_everywhere(Deed::ForkLiving)).await;
+    Box::pin(die_everywhere(Deed::ForkReady)).await;
     Box::pin(die_everywhere(Deed::Adopt)).await;
 }
 
