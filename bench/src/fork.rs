@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use carrel_engine::pool::PoolSize;
 use carrel_proto::{guest::Language, message::DEFAULT_UNDO, problem::Problem};
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
 /// A heap of 10 MB, written to.
 const HEAP: &str = "heap = bytearray(b'x') * (10 << 20)";
 /// Boxes that stand ready, as a daemon has them.
-const READY: u32 = 4;
+const READY: u32 = 2;
 /// By way of CRIU it takes tens of milliseconds: fewer of them say as much.
 const SHARE: usize = 4;
 
@@ -43,11 +44,10 @@ pub(crate) async fn measure(rounds: usize) -> Result<Vec<Row>, Problem> {
             measured(&other, &mut mixed).await?;
         }
     }
-    world.keep_pool(READY);
-    // Nothing is kept ready that nobody has asked for.
-    measured(&parent, &mut Samples::new()).await?;
+    world.keep_pool(PoolSize { floor: READY, ceiling: READY });
     for _ in 0..rounds {
-        world.await_ready(Language::Python).await;
+        // All of them: nothing else is under way.
+        world.await_ready(Language::Python, READY).await;
         measured(&parent, &mut fork).await?;
     }
     world.end_pool().await;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use carrel_engine::pool::PoolSize;
 use carrel_proto::{guest::Language, problem::Problem};
 
 use crate::{
@@ -24,7 +25,7 @@ const CALLS: usize = 1000;
 
 pub(crate) async fn measure(rounds: usize, short: bool) -> Result<Vec<Row>, Problem> {
     let world = World::open()?;
-    world.keep_pool(SIZE);
+    world.keep_pool(PoolSize { floor: 0, ceiling: SIZE });
     let mut floor = Samples::new();
     let mut claims = [const { Samples::new() }; 3];
     let mut close = Samples::new();

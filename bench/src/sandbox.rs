@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use carrel_engine::{
     Engine, Environments, Record, Settings, Warmth, Whereabouts, Wish,
     call::{Call, Output},
-    pool::PoolSize,
+    pool::{PoolSize, ReadyKind},
 };
 use carrel_proto::{
     guest::Language,
@@ -130,8 +130,8 @@ impl World {
     }
 
     /// Keeps sandboxes ready, as a daemon does.
-    pub(crate) fn keep_pool(&self, ceiling: u32) {
-        self.engine.set_pool(PoolSize { floor: 0, ceiling }, &wish());
+    pub(crate) fn keep_pool(&self, size: PoolSize) {
+        self.engine.set_pool(size, &Wish { first: Some(Language::Python), ..wish() });
         let engine = self.engine.clone();
         tokio::spawn(async move { engine.keep_pool().await });
     }
@@ -166,13 +166,14 @@ impl World {
         self.engine.finish_retiring().await;
         let claimed = self.engine.pool().claimed > before;
         // The next one finds the shelf filled and nothing else under way.
-        self.await_ready(language).await;
+        self.await_ready(language, 1).await;
         Ok(claimed.then_some((first, last)))
     }
 
-    /// Until a box with this interpreter stands ready.
-    pub(crate) async fn await_ready(&self, language: Language) {
-        while !self.engine.pool().ready.iter().any(|kind| kind.language == Some(language)) {
+    /// Until so many boxes with this interpreter stand ready.
+    pub(crate) async fn await_ready(&self, language: Language, count: u32) {
+        let is_full = |kind: &ReadyKind| kind.language == Some(language) && kind.count >= count;
+        while !self.engine.pool().ready.iter().any(is_full) {
             tokio::time::sleep(LOOK).await;
         }
     }

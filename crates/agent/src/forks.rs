@@ -195,14 +195,12 @@ impl Agent {
         Ok(id)
     }
 
-    /// A box that was just made, or kept ready and is somebody's since a moment ago.
-    pub(crate) fn take_place(&mut self, caller: u32, scion: Scion) -> Result<Event, Problem> {
-        let images = self.connections.get_mut(&caller).map(|caller| std::mem::take(&mut caller.given));
+    /// In a box that was just made, or kept ready and is somebody's since a moment ago.
+    pub(crate) fn make_way(&mut self) -> Result<Event, Problem> {
         let is_new = self.ready.is_none() && self.execs.is_empty();
         if !is_new || self.interpreters.values().any(|interpreter| !interpreter.unasked) {
             return Err(Problem::new(Code::Conflict, "this sandbox is in use"));
         }
-        // What it was kept ready with.
         let ids: Vec<u32> = self.processes.keys().copied().collect();
         for id in ids {
             if let Some(process) = self.processes.get(&id) {
@@ -210,6 +208,15 @@ impl Agent {
             }
             self.close_interpreter(id);
             self.runner_gone(id);
+        }
+        Ok(Event::Done)
+    }
+
+    /// Where nothing is up.
+    pub(crate) fn take_place(&mut self, caller: u32, scion: Scion) -> Result<Event, Problem> {
+        let images = self.connections.get_mut(&caller).map(|caller| std::mem::take(&mut caller.given));
+        if self.ready.is_some() || !self.execs.is_empty() || !self.processes.is_empty() {
+            return Err(Problem::new(Code::Conflict, "this sandbox is in use"));
         }
         let taken = self.take_root(scion, images.unwrap_or_default());
         let id = taken.map_err(|error| refused(&error.to_string()))?;

@@ -120,6 +120,7 @@ impl Agent {
             Request::Files(request) => self.files(request),
             Request::PrepareSleep => self.prepare_sleep(caller).map(Some),
             Request::PrepareFork => self.prepare_fork(caller).map(Some),
+            Request::MakeWay => self.make_way().map(Some),
             Request::Become(scion) => self.take_place(caller, scion).map(Some),
             Request::Save => self.save().map(Some),
             Request::Shutdown => {

@@ -264,8 +264,10 @@ fn hold((spare, born): (i32, u64), sharing: Sharing) -> io::Result<Original> {
 
 /// The box becomes what the python lives in, with what was in the first one's other places.
 pub(crate) fn bring_to_life(living: &Living<'_>, scion: &Scion, ids: &Ids) -> Result<(), Problem> {
-    let files = scion.held.files(living.watch)?;
     let mut talk = Talk::open(&living.socket)?;
+    // While it is looked at what is to be copied.
+    talk.ask(&Request::MakeWay)?;
+    let files = scion.held.files(living.watch)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let Event::LaidOut { python } = talk.ask_with(&Request::Become(scion.described()), &files)? else {
         return Err(lost("it answers something else"));

@@ -264,6 +264,11 @@ impl Engine {
         taken
     }
 
+    /// Whether [`Self::take_for_copy`] is likely to find one.
+    pub(crate) fn stands_ready(&self, spec: &Spec) -> bool {
+        self.kind_of(spec, None).is_some_and(|(kind, _)| lock(&self.pool.shelves).has_alike(&kind))
+    }
+
     /// Makes a ready box a caller's own. It goes back to its shelf if it was not told of that.
     fn pass_on(
         &self,

@@ -142,7 +142,9 @@ pub enum Request {
     PrepareSleep,
     /// The same for one that is to be copied while it lives: all that lives in it is one python that waits, or this is refused.
     PrepareFork,
-    /// Of a box that has just been made, or claimed: it becomes a copy of one that lives. The files of an image come beside this.
+    /// Of a box that has just been made, or claimed: what is up in it and has run nothing ends.
+    MakeWay,
+    /// After that: it becomes a copy of one that lives. The files of an image come beside this.
     Become(Scion),
     /// The processes are written and stopped: the agent writes down what it knows.
     Save,

@@ -25,6 +25,8 @@ pub(super) const RETRY: Duration = Duration::from_secs(30);
 pub(super) const YIELD: Duration = Duration::from_secs(60);
 /// After a claim its caller has the processors for this long: that is when it makes its first call.
 pub(super) const PAUSE: Duration = Duration::from_millis(5);
+/// The same while a sandbox is copied, which takes longer.
+const LONG_PAUSE: Duration = Duration::from_millis(20);
 /// Kinds that are known at once. Others are made as if there were no pool.
 pub(super) const MOST_KINDS: usize = 16;
 
@@ -86,6 +88,11 @@ impl<B> Shelf<B> {
     /// Those that are there or will be.
     fn count(&self) -> usize {
         self.boxes.len() + self.making + self.tried
+    }
+
+    /// Whether it has one that differs at most in the interpreter that is up.
+    fn is_alike(&self, kind: &Kind) -> bool {
+        !self.boxes.is_empty() && Kind { language: kind.language, ..self.kind.clone() } == *kind
     }
 
     fn is_quiet(&self, now: Instant) -> bool {
@@ -198,23 +205,25 @@ impl<B> Shelves<B> {
     /// The newest, whose pages are the likeliest to be where they are needed.
     pub(super) fn take(&mut self, kind: &Kind, now: Instant) -> Option<(Instant, B)> {
         let taken = self.shelf(kind)?.boxes.pop_back()?;
-        self.pause(now);
+        self.pause(now, PAUSE);
         Some(taken)
     }
 
-    /// One that differs at most in the interpreter that is up, for somebody who needs none. The oldest: it is as good as any.
+    /// One with any interpreter, for somebody who needs none. The oldest: it is as good as any.
     pub(super) fn take_alike(&mut self, kind: &Kind, now: Instant) -> Option<B> {
-        let alike = |shelf: &&mut Shelf<B>| {
-            Kind { language: kind.language, ..shelf.kind.clone() } == *kind && !shelf.boxes.is_empty()
-        };
-        let (_, taken) = self.all.iter_mut().find(alike)?.boxes.pop_front()?;
-        self.pause(now);
+        let (_, taken) = self.all.iter_mut().find(|shelf| shelf.is_alike(kind))?.boxes.pop_front()?;
+        self.pause(now, LONG_PAUSE);
         Some(taken)
+    }
+
+    /// Whether there is one.
+    pub(super) fn has_alike(&self, kind: &Kind) -> bool {
+        self.all.iter().any(|shelf| shelf.is_alike(kind))
     }
 
     /// Not longer for those who come meanwhile, or a row of callers would find nothing in the end.
-    fn pause(&mut self, now: Instant) {
-        self.paused = self.paused.filter(|until| now < *until).or(Some(now + PAUSE));
+    fn pause(&mut self, now: Instant, pause: Duration) {
+        self.paused = self.paused.filter(|until| now < *until).or(Some(now + pause));
     }
 
     /// One that was taken may come back: until [`Self::decided`], none is made in its place.
@@ -431,7 +440,7 @@ mod tests {
         assert_eq!(shelves.take_alike(&none, now), Some(7));
         assert_eq!(shelves.take_alike(&shell, now), Some(7));
         assert_eq!((shelves.take_alike(&usual, now), shelves.ready()), (None, 0));
-        assert_eq!(fill(&mut shelves, now + PAUSE), 2);
+        assert_eq!((fill(&mut shelves, now + PAUSE), fill(&mut shelves, now + LONG_PAUSE)), (0, 2));
         assert_eq!(shelves.take_alike(&kind("another").0, now), None, "of other software");
     }
 

@@ -404,7 +404,9 @@ impl Engine {
                 .hint(format!("1 to {MAX_FORKS} at once")));
         }
         let began = Instant::now();
-        self.backend.expect();
+        if !self.stands_ready(&record.spec) {
+            self.backend.expect();
+        }
         let mut forked = self.fork_from(record, Source::Living(count), count, quota).await;
         if forked.as_ref().is_err_and(|problem| problem.code == Code::Unsupported) {
             forked = self.fork_from(record, Source::Written, count, quota).await;

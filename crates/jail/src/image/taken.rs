@@ -4,7 +4,8 @@ use std::{
     fs::{self, File},
     io,
     os::unix::fs::{FileExt, MetadataExt},
-    sync::atomic::{AtomicUsize, Ordering},
+    slice,
+    sync::{Mutex, PoisonError},
     thread,
 };
 
@@ -289,6 +290,8 @@ fn runs(own: &[bool], start: u64, hole: u64) -> Vec<(u64, u64)> {
     runs
 }
 
+type Pieces<'a> = slice::Iter<'a, (u64, u64)>;
+
 /// Hands out ranges of a process's memory in pieces, each with its address. Two threads do it, and each writes what it has just read.
 pub(super) fn copy(
     ranges: &[(u64, u64)],
@@ -302,27 +305,30 @@ pub(super) fn copy(
             (*start..*end).step_by(CHUNK).map(move |at| (at, (end - at).min(CHUNK as u64)))
         })
         .collect();
-    let (memory, next) = (traced.memory(), AtomicUsize::new(0));
-    let work = || -> io::Result<()> {
+    let (memory, left) = (traced.memory(), Mutex::new(pieces.iter()));
+    let work = |next: fn(&mut Pieces<'_>) -> Option<(u64, u64)>| -> io::Result<()> {
         let mut chunk = vec![0; CHUNK];
-        while let Some((at, length)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let piece = &mut chunk[..usize::try_from(*length).map_err(io::Error::other)?];
-            let copied = memory.read(*at, piece).and_then(|()| write(*at, piece));
-            copied.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
+        loop {
+            let piece = next(&mut left.lock().unwrap_or_else(PoisonError::into_inner));
+            let Some((at, length)) = piece else { return Ok(()) };
+            let piece = &mut chunk[..usize::try_from(length).map_err(io::Error::other)?];
+            memory.read(at, piece).and_then(|()| write(at, piece))?;
         }
-        Ok(())
     };
+    let (first, last) =
+        (|left: &mut Pieces<'_>| left.next().copied(), |left: &mut Pieces<'_>| left.next_back().copied());
     if pieces.len() < 2 {
-        return work();
+        return work(first);
     }
+    // From both ends, so that they are not in one huge page, which each of them would want to make.
     thread::scope(|scope| {
         let other = thread::Builder::new().spawn_scoped(scope, || {
             if helper == Helper::Modest {
                 let _ = setpriority_process(Some(gettid()), LEAST);
             }
-            work()
+            work(last)
         })?;
-        let own = work();
+        let own = work(first);
         own.and(other.join().unwrap_or_else(|_| Err(io::Error::other("copying its memory failed"))))
     })
 }
