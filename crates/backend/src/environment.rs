@@ -286,7 +286,7 @@ pub(crate) fn common_plan(agent: &Path, workspace: &Path, spool: &Path, memory: 
     let link = |target: &str, link: &str| Step::Symlink { target: target.to_owned(), link: link.to_owned() };
     let mut plan = vec![
         Step::Proc { target: "/proc".into() },
-        tmpfs("/dev", 64 << 10, 0o755, false),
+        Step::Dir { target: "/dev".into(), mode: 0o755, user: false },
         tmpfs("/tmp", memory / 4, 0o1777, false),
         tmpfs(Places::HOME, memory / 4, 0o755, true),
         tmpfs("/dev/shm", memory / 4, 0o1777, false),
@@ -297,7 +297,7 @@ pub(crate) fn common_plan(agent: &Path, workspace: &Path, spool: &Path, memory: 
         link("/dev/stdout", "/proc/self/fd/1"),
         link("/dev/stderr", "/proc/self/fd/2"),
         // Code files of bash are written here, at most one per interpreter.
-        tmpfs(Places::RUN, 64 << 20, 0o755, false),
+        Step::Open { target: Places::RUN.into(), mode: 0o755 },
         Step::Dir { target: carrel_jail::mounts::EMPTY.into(), mode: 0o555, user: false },
         bind(agent, Places::AGENT),
         writable(spool, Places::SPOOL),

@@ -46,6 +46,8 @@ use crate::{
 const FEW: u32 = 3;
 /// The most that a copy of a python may have of its own memory.
 const MOST: u64 = 64 << 20;
+/// Nobody is heard in the box meanwhile, and whoever calls takes it for dead in the end.
+const HELD: Duration = Duration::from_secs(8);
 /// A spare that was just made takes a moment to wait.
 const SOON: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_micros(200);
@@ -95,7 +97,7 @@ enum Image {
 /// A copy that waits for its memory.
 #[derive(Debug)]
 struct Fill {
-    copy: i32,
+    copy: (i32, u64),
     done: Sender<io::Result<()>>,
 }
 
@@ -114,8 +116,10 @@ impl Held {
             // Nobody wants it any more.
             let _ = tell.send(taken);
             if let (Ok(original), Sharing::Nothing) = (original, sharing) {
-                for Fill { copy, done } in orders {
-                    let _ = done.send(original.fill(copy));
+                let until = Instant::now() + HELD;
+                let left = || until.saturating_duration_since(Instant::now());
+                while let Ok(Fill { copy: (copy, born), done }) = orders.recv_timeout(left()) {
+                    let _ = done.send(original.fill(copy, born));
                 }
             }
         })?;
@@ -137,7 +141,7 @@ impl Held {
         files.iter().map(File::try_clone).collect::<io::Result<_>>().map_err(refused)
     }
 
-    fn fill(&self, copy: i32) -> Result<(), Problem> {
+    fn fill(&self, copy: (i32, u64)) -> Result<(), Problem> {
         let Some(fills) = &self.fills else { return Ok(()) };
         let gone = || refused(io::Error::other("nobody holds it any more"));
         let (done, told) = channel();
@@ -208,6 +212,10 @@ pub(crate) fn cut(
     let life = checkpoint::life_in(state.as_bytes()).map_err(lost)?;
     let spare = on_host(living.agent, spare).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
     living.watch.reached(Step::AgentPrepared);
+    // Nothing is made for what would be refused in the end.
+    if tree::own_memory(spare.0).is_none_or(|bytes| bytes > MOST) {
+        return Err(too_much("its memory"));
+    }
     let held = Held::begin(spare, copies, talk.hold()?).map_err(refused)?;
     let files = meanwhile()?;
     let places = read_places(living.agent)?;
@@ -265,13 +273,8 @@ fn hold((spare, born): (i32, u64), sharing: Sharing) -> io::Result<Original> {
 /// The box becomes what the python lives in, with what was in the first one's other places.
 pub(crate) fn bring_to_life(living: &Living<'_>, scion: &Scion, ids: &Ids) -> Result<(), Problem> {
     let mut talk = Talk::open(&living.socket)?;
-    // While it is looked at what is to be copied.
+    // While it is looked at what is to be copied. Its directory may be in one of the places.
     talk.ask(&Request::MakeWay)?;
-    let files = scion.held.files(living.watch)?;
-    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    let Event::LaidOut { python } = talk.ask_with(&Request::Become(scion.described()), &files)? else {
-        return Err(lost("it answers something else"));
-    };
     if let Some(store) = &scion.store {
         checkpoint::unpack_all(living, store)?;
     } else {
@@ -281,8 +284,13 @@ pub(crate) fn bring_to_life(living: &Living<'_>, scion: &Scion, ids: &Ids) -> Re
         }
     }
     living.watch.reached(Step::MemoryUnpacked);
-    let (python, _) = on_host(living.agent, python).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
-    scion.held.fill(python)?;
+    let files = scion.held.files(living.watch)?;
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let Event::LaidOut { python } = talk.ask_with(&Request::Become(scion.described()), &files)? else {
+        return Err(lost("it answers something else"));
+    };
+    let copy = on_host(living.agent, python).ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
+    scion.held.fill(copy)?;
     living.watch.reached(Step::MemoryFilled);
     talk.ask(&Request::Resumed)?;
     living.watch.reached(Step::BoxBack);

@@ -95,6 +95,14 @@ pub struct ReadyKind {
     pub count: u32,
 }
 
+/// A box that is on no shelf for the moment.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    kind: Kind,
+    since: Instant,
+    pub(crate) ready: Ready,
+}
+
 /// A box on a shelf.
 #[derive(Debug)]
 pub(crate) struct Ready {
@@ -199,7 +207,7 @@ impl Engine {
         let kind = Kind {
             environment: spec.environment.clone(),
             source: environments.source(&spec.environment).ok()?.clone(),
-            whereabouts: spec.whereabouts.clone().unwrap_or_default(),
+            whereabouts: spec.whereabouts.clone().unwrap_or_else(|| environments.whereabouts().clone()),
             limits: spec.limits.clone(),
             isolation: spec.isolation,
             language: first.or_else(|| environments.first_language(Some(&spec.environment))),
@@ -246,22 +254,31 @@ impl Engine {
         }
     }
 
-    /// A ready box for a sandbox that is to be a copy of another one: whatever interpreter is up in it makes way. What comes of it is
-    /// its taker's affair.
-    pub(crate) fn take_for_copy(&self, spec: &Spec) -> Option<Ready> {
+    /// A ready box for a sandbox that is to be a copy of another one: whatever interpreter is up in it makes way.
+    pub(crate) fn take_for_copy(&self, spec: &Spec) -> Option<Taken> {
         let (kind, order) = self.kind_of(spec, None)?;
         lock(&self.pool.shelves).want(&kind, &order, Instant::now());
         let taken = loop {
             let taken = lock(&self.pool.shelves).take_alike(&kind, Instant::now());
             match taken {
-                Some(ready) if !self.is_usable(&ready, &kind.whereabouts) => self.drop_later(vec![ready]),
+                Some((kind, _, ready)) if !self.is_usable(&ready, &kind.whereabouts) => {
+                    self.drop_later(vec![ready]);
+                }
                 taken => break taken,
             }
         };
         let counter = if taken.is_some() { &self.pool.claimed } else { &self.pool.cold };
         counter.fetch_add(1, Ordering::Relaxed);
         self.pool.changed.notify_one();
-        taken
+        taken.map(|(kind, since, ready)| Taken { kind, since, ready })
+    }
+
+    /// It was not told that it is somebody's.
+    pub(crate) fn put_back_ready(&self, taken: Taken) {
+        let Taken { kind, since, ready } = taken;
+        self.pool.claimed.fetch_sub(1, Ordering::Relaxed);
+        let back = lock(&self.pool.shelves).put(&kind, since, ready);
+        self.drop_later(back.into_iter().collect());
     }
 
     /// Whether [`Self::take_for_copy`] is likely to find one.
@@ -321,7 +338,7 @@ impl Engine {
     }
 
     /// Removes ready boxes that nobody gets, off the caller's path.
-    pub(crate) fn drop_later(&self, boxes: Vec<Ready>) {
+    fn drop_later(&self, boxes: Vec<Ready>) {
         if boxes.is_empty() {
             return;
         }

@@ -341,6 +341,70 @@ async fn other_interpreters_and_big_ones_are_written_down() {
 
 /// User code shares its process with the driver: what it may do to the spare harms itself alone.
 #[tokio::test]
+async fn a_directory_in_memory_is_there_before_its_python() {
+    let world = World::new();
+    for place in ["/tmp", "/dev/shm", "/home/user"] {
+        let record = world.sandbox().await;
+        let code = format!(
+            "import os, tempfile; x = 1; d = tempfile.mkdtemp(dir={place:?}); os.chdir(d); open('f', 'w').write('f')"
+        );
+        world.python(&record, &code).await;
+        let fork = world.fork_living(&record).await;
+        assert_eq!(world.python(&fork, "print(x, os.getcwd() == d, open('f').read())").await, "1 True f\n");
+        world.engine.close(&record, None).await.unwrap();
+    }
+    world.close().await;
+}
+
+/// A page of code that was written is compared with its file, whose name user code can give to something else.
+#[tokio::test]
+async fn what_has_the_name_of_mapped_code_is_not_opened() {
+    let world = World::new();
+    for make in ["os.mkfifo(name)", "os.symlink('/dev/watchdog', name)", "os.symlink('/proc/self/mem', name)"]
+    {
+        let record = world.sandbox().await;
+        let code = format!(
+            "import ctypes, os\n\
+             x = 1\n\
+             c = ctypes.CDLL(None, use_errno=True)\n\
+             c.mmap.restype = ctypes.c_void_p\n\
+             c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\n\
+             c.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]\n\
+             open('code', 'wb').write(bytes(4096))\n\
+             f = os.open('code', os.O_RDWR)\n\
+             at = c.mmap(None, 4096, 3, 2, f, 0)\n\
+             ctypes.memset(at, 1, 1)\n\
+             print(c.mprotect(at, 4096, 5))\n\
+             os.close(f); os.unlink('code'); name = 'code (deleted)'\n\
+             {make}"
+        );
+        assert_eq!(world.python(&record, &code).await, "0\n", "{make}");
+        // However it comes to be, and whatever it has: it is there, and so is its parent.
+        let forked = world.fork(&record, 1).await;
+        assert!(!forked.living, "{make}: {forked:?}");
+        assert_eq!(world.python(&record, "print(x)").await, "1\n");
+        world.engine.close(&record, None).await.unwrap();
+    }
+    world.close().await;
+}
+
+/// Few pages of much: they do not become more in a copy.
+#[tokio::test]
+async fn memory_that_was_hardly_touched_stays_small_in_a_copy() {
+    let world = World::new();
+    let record = world.sandbox().await;
+    let code = "import mmap\n\
+                m = mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE)\n\
+                for at in range(0, 256 << 20, 1 << 20): m[at] = 7\n\
+                own = lambda: int(next(l for l in open('/proc/self/status') if l.startswith('RssAnon')).split()[1])";
+    world.python(&record, code).await;
+    let fork = world.fork_living(&record).await;
+    let look = "print(sum(m[at] for at in range(0, 256 << 20, 1 << 20)), own() < 32 << 10)";
+    assert_eq!(world.python(&fork, look).await, "1792 True\n");
+    world.close().await;
+}
+
+#[tokio::test]
 async fn a_hostile_python_forks_into_its_like_or_not_at_all() {
     for code in [
         // A mapping of more addresses than anybody can ask for.

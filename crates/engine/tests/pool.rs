@@ -377,11 +377,26 @@ async fn forks_of_what_lives_take_ready_boxes_and_are_like_any_other() {
         let sessions = world.engine.status(fork).await.unwrap().sessions;
         assert!(sessions.len() == 1 && sessions[0].interpreters == [Language::Python], "{sessions:?}");
     }
-    let quota = Quota { sandboxes: Some(4), ..Quota::default() };
+    // Those that nobody gets for lack of a place stay where they are.
     world.ready(2).await;
+    let before = world.directories();
+    let quota = Quota { sandboxes: Some(4), ..Quota::default() };
     let refused = world.engine.fork(&record, 1, Some(quota), None).await.unwrap_err();
     assert_eq!(refused.code, Code::Quota);
-    world.ready(2).await;
+    assert_eq!((ready(&world.engine), world.directories()), (2, before));
+    // One that has died there is nobody's either.
+    for path in &world.directories() {
+        let id = path.file_name().unwrap().to_str().unwrap();
+        if !world.engine.list().unwrap().iter().any(|record| record.id.as_str() == id) {
+            for agent in agents(id) {
+                // One of them may go with another.
+                let _ = kill_process(Pid::from_raw(agent).unwrap(), Signal::KILL);
+            }
+        }
+    }
+    let forked = in_time("forking", world.engine.fork(&record, 1, None, None)).await.unwrap();
+    assert!(forked.living, "{forked:?}");
+    assert_eq!(python(&world.engine, &forked.forks[0].record, "print(x)").await, "1");
     world.end().await;
 }
 

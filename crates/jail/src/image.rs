@@ -22,7 +22,11 @@ use std::{
     },
 };
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_get_seals, memfd_create};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{MemfdFlags, SealFlags, fcntl_get_seals, memfd_create},
+    process::{Pid, PidfdFlags, geteuid, pidfd_open},
+};
 
 use self::{sleeper::Process, taken::Taken};
 use crate::{
@@ -99,9 +103,20 @@ impl Original {
     }
 
     /// Writes what a copy shares with nobody into one that has laid out its memory and waits.
-    pub fn fill(&self, copy: i32) -> io::Result<()> {
-        let write = |at: u64, bytes: &[u8]| write_memory(copy, at, bytes);
-        taken::copy(&self.written, &self.traced, Helper::Equal, write)
+    pub fn fill(&self, copy: i32, start_time: u64) -> io::Result<()> {
+        let ended = || refuse("the copy has ended");
+        let pid = Pid::from_raw(copy).ok_or_else(ended)?;
+        let end = pidfd_open(pid, PidfdFlags::empty())?;
+        if tree::start_time(copy) != Some(start_time) {
+            return Err(ended());
+        }
+        taken::copy(&self.written, &self.traced, Helper::Equal, |at, bytes| {
+            // Its number may be another's as soon as it has ended.
+            match poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&Timespec::default()))? {
+                0 => write_memory(copy, at, bytes),
+                _ => Err(ended()),
+            }
+        })
     }
 }
 
@@ -129,14 +144,19 @@ struct Base {
 }
 
 impl Base {
-    /// If there is one, and it can be had: only root can open what another process has mapped. Nobody can change it any more.
+    /// If there is one, and it can be had: only root can open what another process has mapped. It was made by us, and nobody can
+    /// change it any more.
     fn of(pid: i32) -> Option<Self> {
-        let mappings = Process::open(pid).and_then(|process| process.mappings("maps")).ok()?;
+        let process = Process::open(pid).ok()?;
+        let mappings = process.mappings("maps").ok()?;
         let mapping = mappings.into_iter().find(|mapping| mapping.name.starts_with(IN_MEMORY))?;
         let (device, inode) = mapping.file;
         let path = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
-        let file =
-            File::open(path).ok().filter(|file| file.metadata().is_ok_and(|meta| meta.ino() == inode))?;
+        let file = File::open(path).ok()?;
+        let (meta, own) = (file.metadata().ok()?, geteuid().as_raw());
+        if meta.ino() != inode || meta.uid() != own || process.user().ok()? == own {
+            return None;
+        }
         let seals = fcntl_get_seals(&file).ok()?;
         seals.contains(SealFlags::WRITE | SealFlags::SHRINK).then_some(Self { file, device, inode })
     }

@@ -22,6 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::{self, MountAttributes};
 
+/// For the root's own few files, and those in its [`Step::Open`].
+const ROOT_SIZE: u64 = 65 << 20;
+
 /// One step of a plan. Targets are absolute paths inside the box; missing parents are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
@@ -49,6 +52,11 @@ pub enum Step {
         target: String,
         mode: u32,
         user: bool,
+    },
+    /// A directory of the root itself, to which can be written when the root is sealed.
+    Open {
+        target: String,
+        mode: u32,
     },
     Symlink {
         target: String,
@@ -117,7 +125,7 @@ pub fn open_proc() -> io::Result<Tree> {
 pub fn assemble(plan: &[Step], trees: Vec<Option<Tree>>, user: (u32, u32)) -> Result<OwnedFd, MountError> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .explain(|| "making the mounts private".into())?;
-    let root = tmpfs(1 << 20, 0o755).explain(|| "making the root".into())?;
+    let root = tmpfs(ROOT_SIZE, 0o755).explain(|| "making the root".into())?;
     attach(&root, CWD, ".").explain(|| "mounting the root".into())?;
     let mut trees = trees.into_iter();
     for step in plan {
@@ -159,6 +167,15 @@ fn execute(
             chmodat(root, path, Mode::from_raw_mode(*mode), AtFlags::empty())
                 .explain(|| format!("setting the mode of {target}"))?;
             if *user { own(path).explain(|| format!("giving {target} to the user")) } else { Ok(()) }
+        }
+        Step::Open { target, mode } => {
+            let path = make_target(root, target, true)?;
+            chmodat(root, path, Mode::from_raw_mode(*mode), AtFlags::empty())
+                .explain(|| format!("setting the mode of {target}"))?;
+            // A mount of its own, and no file system: those are dear when there are thousands of boxes.
+            let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            let tree = open_tree(root, path, flags).explain(|| format!("opening {target}"))?;
+            attach(&tree, root, path).explain(|| format!("mounting {target}"))
         }
         Step::Symlink { target, link } => with_parents(root, target, |path| symlinkat(link, root, path))?
             .map(drop)
@@ -252,15 +269,11 @@ fn make_target<'a>(root: BorrowedFd<'_>, target: &'a str, directory: bool) -> Re
     }
 }
 
-/// Makes `root` the root of this mount namespace and lets go of everything else. Root and `/dev` become read-only:
-/// where agent and user code have one id, user code could otherwise put its own files there.
+/// Makes `root` the root of this mount namespace and lets go of everything else. It becomes read-only: where agent and user code have
+/// one id, user code could otherwise put its own files there, as in `/dev`.
 pub fn enter(root: &OwnedFd) -> Result<(), MountError> {
     let seal = MountAttributes { set: sys::MOUNT_READ_ONLY, ..Default::default() };
-    let dev = openat(root, "dev", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        .explain(|| "opening /dev".into())?;
-    for mount in [root.as_fd(), dev.as_fd()] {
-        sys::mount_setattr(mount, false, seal).explain(|| "sealing the root".into())?;
-    }
+    sys::mount_setattr(root.as_fd(), false, seal).explain(|| "sealing the root".into())?;
     fchdir(root).explain(|| "entering the root".into())?;
     pivot_root(".", ".").explain(|| "changing the root".into())?;
     unmount(".", UnmountFlags::DETACH).explain(|| "letting go of the host's root".into())

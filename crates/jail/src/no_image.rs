@@ -33,7 +33,7 @@ impl Original {
         &[]
     }
 
-    pub fn fill(&self, _copy: i32) -> io::Result<()> {
+    pub fn fill(&self, _copy: i32, _start_time: u64) -> io::Result<()> {
         Err(unsupported())
     }
 }

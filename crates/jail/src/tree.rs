@@ -122,6 +122,13 @@ pub fn start_time(pid: i32) -> Option<u64> {
     Stat::of(pid).filter(|stat| !stat.zombie && !stat.exiting).map(|stat| stat.start_time)
 }
 
+/// What a process has in memory that is no file's, in bytes.
+pub fn own_memory(pid: i32) -> Option<u64> {
+    let text = status(pid)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
 /// Whether a process has been killed, and does not know yet because it is frozen, or is just ending.
 pub fn is_killed(pid: i32) -> bool {
     status(pid)

@@ -210,10 +210,12 @@ impl<B> Shelves<B> {
     }
 
     /// One with any interpreter, for somebody who needs none. The oldest: it is as good as any.
-    pub(super) fn take_alike(&mut self, kind: &Kind, now: Instant) -> Option<B> {
-        let (_, taken) = self.all.iter_mut().find(|shelf| shelf.is_alike(kind))?.boxes.pop_front()?;
+    pub(super) fn take_alike(&mut self, kind: &Kind, now: Instant) -> Option<(Kind, Instant, B)> {
+        let shelf = self.all.iter_mut().find(|shelf| shelf.is_alike(kind))?;
+        let (since, taken) = shelf.boxes.pop_front()?;
+        let kind = shelf.kind.clone();
         self.pause(now, LONG_PAUSE);
-        Some(taken)
+        Some((kind, since, taken))
     }
 
     /// Whether there is one.
@@ -260,10 +262,12 @@ impl<B> Shelves<B> {
         if !self.is_open() || self.held_back.is_some() || self.paused.is_some() || total >= most {
             return None;
         }
-        let shelf = self.all.iter_mut().max_by_key(|shelf| shelf.lack(now, most))?;
-        if shelf.lack(now, most) == 0 {
-            return None;
-        }
+        let lacking = self.all.iter_mut().filter(|shelf| shelf.lack(now, most) > 0);
+        // First for those who ask at the moment, and of them for those who find nothing.
+        let shelf = lacking.max_by_key(|shelf| {
+            let asked = !shelf.is_quiet(now);
+            (asked && shelf.count() == 0, asked, shelf.lack(now, most))
+        })?;
         shelf.making += 1;
         Some((shelf.kind.clone(), shelf.order.clone()))
     }
@@ -304,10 +308,13 @@ impl<B> Shelves<B> {
                 out.extend(shelf.boxes.pop_front().map(|(_, one)| one));
             }
         }
-        // A kind that nobody asks for at the moment makes room for one that somebody does, or when the ceiling came down.
+        // A kind that nobody asks for at the moment makes room for one that somebody does, or when the ceiling came down. So does one
+        // with several for one that has none.
         let total =
             |all: &[Shelf<B>]| all.iter().map(|shelf| shelf.boxes.len() + shelf.making).sum::<usize>();
         let lacking = self.all.iter().any(|shelf| shelf.lack(now, most) > 0 && !shelf.is_quiet(now));
+        let starving = lacking
+            && self.all.iter().any(|one| one.count() == 0 && one.lack(now, most) > 0 && !one.is_quiet(now));
         loop {
             let total = total(&self.all);
             let too_many = total > most;
@@ -316,7 +323,9 @@ impl<B> Shelves<B> {
             }
             let quiet = |shelf: &&mut Shelf<B>| {
                 !shelf.boxes.is_empty()
-                    && (too_many || (shelf.boxes.len() > shelf.floor && shelf.is_quiet(now)))
+                    && (too_many
+                        || (shelf.boxes.len() > shelf.floor
+                            && (shelf.is_quiet(now) || (starving && shelf.boxes.len() > 1))))
             };
             let oldest = self.all.iter_mut().filter(quiet).min_by_key(|shelf| shelf.wanted.back().copied());
             let Some((_, one)) = oldest.and_then(|shelf| shelf.boxes.pop_front()) else { break };
@@ -433,15 +442,18 @@ mod tests {
         let mut shelves = pool(1, 4, now);
         let (usual, order) = kind("usual");
         let shell = Kind { language: Some(Language::Bash), ..usual.clone() };
-        assert_eq!(shelves.take_alike(&usual, now), None);
+        let take = |shelves: &mut Shelves<u32>, kind: &Kind| {
+            shelves.take_alike(kind, now).map(|(kind, _, one)| (kind.language, one))
+        };
+        assert_eq!(take(&mut shelves, &usual), None);
         shelves.want(&shell, &order, now);
         assert_eq!(fill(&mut shelves, now), 2);
         let none = Kind { language: None, ..usual.clone() };
-        assert_eq!(shelves.take_alike(&none, now), Some(7));
-        assert_eq!(shelves.take_alike(&shell, now), Some(7));
-        assert_eq!((shelves.take_alike(&usual, now), shelves.ready()), (None, 0));
+        assert_eq!(take(&mut shelves, &none), Some((Some(Language::Python), 7)));
+        assert_eq!(take(&mut shelves, &shell), Some((Some(Language::Bash), 7)));
+        assert_eq!((take(&mut shelves, &usual), shelves.ready()), (None, 0));
         assert_eq!((fill(&mut shelves, now + PAUSE), fill(&mut shelves, now + LONG_PAUSE)), (0, 2));
-        assert_eq!(shelves.take_alike(&kind("another").0, now), None, "of other software");
+        assert_eq!(take(&mut shelves, &kind("another").0), None, "of other software");
     }
 
     #[test]
@@ -468,6 +480,9 @@ mod tests {
         (0..2).for_each(|_| shelves.want(&old, &old_order, now));
         assert_eq!(fill(&mut shelves, now), 2);
         shelves.want(&new, &new_order, now + SECOND);
+        shelves.want(&new, &new_order, now + SECOND);
+        assert_eq!(shelves.surplus(now + SECOND).len(), 1, "who has several gives one of them");
+        assert_eq!(fill(&mut shelves, now + SECOND), 1);
         assert!(shelves.surplus(now + SECOND).is_empty(), "both are in use");
         let later = now + YIELD + 2 * SECOND;
         shelves.want(&new, &new_order, later);

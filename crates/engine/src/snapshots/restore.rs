@@ -15,7 +15,7 @@ use crate::{
     Engine, Found, Note, Quota, Record, State, Step,
     events::{Event, Kind},
     lock::Lock,
-    pool::{Ready, claimed},
+    pool::{Ready, Taken as TakenReady, claimed},
     registry::{Claim, Spec, boot_id},
     sandboxes::{random, remove_tree},
     sleep::{ARRIVING, PAUSE, not_running},
@@ -102,6 +102,13 @@ struct Made {
     link: Option<AgentLink>,
 }
 
+/// What became of a box that stood ready.
+enum Passed {
+    On(Box<Made>),
+    KeyTaken,
+    Dead,
+}
+
 /// What every new sandbox of a snapshot or fork has in common.
 struct Heir<'a> {
     content: &'a Content,
@@ -147,10 +154,14 @@ impl Engine {
 
     /// Makes one. `None`: the key is taken.
     fn inherit(&self, heir: &Heir<'_>, claim: &Claim) -> Result<Option<Made>, Problem> {
-        if let Origin::Living(scion) = heir.from
-            && let Some(ready) = self.take_for_copy(&claim.spec)
-        {
-            return self.inherit_ready(scion, claim, ready);
+        if let Origin::Living(scion) = heir.from {
+            while let Some(taken) = self.take_for_copy(&claim.spec) {
+                match self.inherit_ready(scion, claim, taken)? {
+                    Passed::On(made) => return Ok(Some(*made)),
+                    Passed::KeyTaken => return Ok(None),
+                    Passed::Dead => {}
+                }
+            }
         }
         let lock = Lock::take_new(&self.settings.state, &claim.id)?;
         let record = match self.registry.claim(claim) {
@@ -174,24 +185,26 @@ impl Engine {
         }
     }
 
-    /// The same of a box that stood ready. What goes wrong ends it.
-    fn inherit_ready(&self, scion: &Scion, claim: &Claim, mut ready: Ready) -> Result<Option<Made>, Problem> {
-        let claim = Claim { id: ready.id.clone(), ..claim.clone() };
-        let record = match self.registry.claim_with(&claim, Some(ready.number)) {
+    /// The same of a box that stood ready. What goes wrong when it has been told ends it.
+    fn inherit_ready(&self, scion: &Scion, claim: &Claim, mut taken: TakenReady) -> Result<Passed, Problem> {
+        let claim = Claim { id: taken.ready.id.clone(), ..claim.clone() };
+        let record = match self.registry.claim_with(&claim, Some(taken.ready.number)) {
             Ok(Some(record)) => record,
             refused => {
-                self.drop_later(vec![ready]);
-                return refused.map(|_| None);
+                self.put_back_ready(taken);
+                return refused.map(|_| Passed::KeyTaken);
             }
         };
         self.watch.reached(Step::RowClaimed);
-        let told = ready.link.tell(&claimed(&claim.spec));
-        let grafted = told
-            .and_then(|()| self.request(&record, None, None))
-            .and_then(|request| self.backend.graft(&request, &ready.placed, scion));
-        let Ready { placed: before, lock, link, .. } = ready;
-        match grafted {
-            Ok(placed) => Ok(Some(Made { record, placed, lock, link: Some(link) })),
+        let told = taken.ready.link.tell(&claimed(&claim.spec));
+        let Ready { placed: before, lock, link, .. } = taken.ready;
+        if told.is_err() {
+            self.erase(&record.id, Some(&before), lock)?;
+            return Ok(Passed::Dead);
+        }
+        let request = self.request(&record, None, None);
+        match request.and_then(|request| self.backend.graft(&request, &before, scion)) {
+            Ok(placed) => Ok(Passed::On(Box::new(Made { record, placed, lock, link: Some(link) }))),
             Err(problem) => {
                 self.erase(&record.id, Some(&before), lock)?;
                 Err(problem)

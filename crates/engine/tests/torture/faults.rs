@@ -119,11 +119,11 @@ impl Deed {
                 let cut = [Step::AgentPrepared, Step::FilesCopied, Step::SpoolCopied, Step::MemoryPacked];
                 let making = [Step::RowClaimed, Step::DirectoryMade, Step::BoxMade];
                 let making = if self == Deed::ForkReady { &making[..1] } else { &making };
-                let coming = [Step::MemoryUnpacked, Step::MemoryFilled, Step::BoxBack];
-                let laid = [Step::FilesLaid];
+                let laid = [Step::FilesLaid, Step::MemoryUnpacked];
+                let come = [Step::MemoryFilled, Step::BoxBack];
                 // The first waits for the image, of which they all come.
-                let first = [making, &laid, &[Step::ImageTaken], &coming].concat();
-                [&cut[..], &first, making, &laid, &coming, &[Step::RunningWritten]].concat()
+                let first = [making, &laid, &[Step::ImageTaken], &come].concat();
+                [&cut[..], &first, making, &laid, &come, &[Step::RunningWritten]].concat()
             }
             Deed::Adopt => vec![Step::KeysSwapped],
         }

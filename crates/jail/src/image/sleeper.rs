@@ -3,10 +3,14 @@
 use std::{
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::{FileExt, MetadataExt},
+    },
 };
 
 use carrel_graft::format::{AUXV, Header, MAGIC, PAGE, Registers};
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
 use super::refuse;
 use crate::{
@@ -34,6 +38,8 @@ pub(super) struct Process {
     pid: i32,
     memory: File,
     pagemap: File,
+    /// Of its own view of files.
+    root: OwnedFd,
 }
 
 /// A mapping as `/proc/PID/smaps` tells it.
@@ -93,6 +99,11 @@ impl Process {
             pid,
             memory: File::open(format!("/proc/{pid}/mem"))?,
             pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
+            root: open(
+                format!("/proc/{pid}/root"),
+                OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?,
         })
     }
 
@@ -166,10 +177,12 @@ impl Process {
 
     /// Whether the pages of a file's mapping that are the process's own say what the file says.
     pub(super) fn is_like_file(&self, mapping: &Mapping, own: &[bool]) -> io::Result<bool> {
-        let file = File::open(self.path(&mapping.name))?;
-        if file.metadata()?.ino() != mapping.file.1 {
+        let shown = self.shown(&mapping.name)?;
+        let meta = shown.metadata()?;
+        if !meta.is_file() || meta.ino() != mapping.file.1 {
             return Ok(false);
         }
+        let file = File::open(format!("/proc/self/fd/{}", shown.as_raw_fd()))?;
         let page = usize::try_from(PAGE).map_err(io::Error::other)?;
         let (mut here, mut there) = (vec![0; page], vec![0; page]);
         for index in (0..own.len()).filter(|index| own[*index]) {
@@ -195,11 +208,20 @@ impl Process {
 
     /// A file as the process's own box shows it.
     pub(super) fn seen(&self, path: &str) -> io::Result<fs::Metadata> {
-        fs::metadata(self.path(path))
+        self.shown(path)?.metadata()
     }
 
-    fn path(&self, path: &str) -> String {
-        format!("/proc/{}/root{path}", self.pid)
+    /// Only to be asked what it is: user code names it, and can have put a link or a pipe there.
+    fn shown(&self, path: &str) -> io::Result<File> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let path = path.trim_start_matches('/');
+        Ok(openat2(&self.root, path, flags, Mode::empty(), resolve)?.into())
+    }
+
+    /// Whose it is.
+    pub(super) fn user(&self) -> io::Result<u32> {
+        Ok(fs::metadata(format!("/proc/{}", self.pid))?.uid())
     }
 
     pub(super) fn header(

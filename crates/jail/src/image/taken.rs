@@ -151,7 +151,7 @@ impl<'a> Taken<'a> {
             if is_file {
                 self.add_file(process, mapping, segment(Kind::File))?;
             } else {
-                let is_huge = start.next_multiple_of(HUGE_PAGE) + HUGE_PAGE <= end;
+                let is_huge = is_mostly_written(&own, start) && !mapping.has("nh");
                 self.segments.push(segment(if is_huge { Kind::Huge } else { Kind::Zero }));
             }
             self.add_written(&own, start, if is_file { PAGE } else { HOLE });
@@ -277,6 +277,16 @@ impl<'a> Taken<'a> {
     }
 }
 
+/// Whether huge pages would be of use, and hold little that was never written.
+fn is_mostly_written(own: &[bool], start: u64) -> bool {
+    let skip = (start.next_multiple_of(HUGE_PAGE) - start) / PAGE;
+    let within = own.get(usize::try_from(skip).unwrap_or(usize::MAX)..).unwrap_or_default();
+    let pages = usize::try_from(HUGE_PAGE / PAGE).unwrap_or(usize::MAX);
+    let all = within.len() / pages * pages;
+    let written = within[..all].iter().filter(|own| **own).count();
+    all > 0 && written * 4 >= all * 3
+}
+
 /// Ranges of pages that are the process's own, from `start` on; holes that are smaller than this belong to them.
 fn runs(own: &[bool], start: u64, hole: u64) -> Vec<(u64, u64)> {
     let page = |index: usize| start + index as u64 * PAGE;
@@ -336,6 +346,22 @@ pub(super) fn copy(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn huge_pages_are_for_what_was_written() {
+        let pages = (HUGE_PAGE / PAGE) as usize;
+        let own = |written: usize, of: usize| {
+            let mut own = vec![true; written];
+            own.resize(of, false);
+            own
+        };
+        assert!(is_mostly_written(&own(pages, pages), HUGE_PAGE));
+        assert!(!is_mostly_written(&own(pages, pages), HUGE_PAGE + PAGE), "there is no room for one");
+        assert!(is_mostly_written(&own(pages + 1, pages + 1), HUGE_PAGE - PAGE));
+        assert!(is_mostly_written(&own(3 * pages, 4 * pages), 0));
+        assert!(!is_mostly_written(&own(3 * pages - 1, 4 * pages), 0), "it would become larger");
+        assert!(!is_mostly_written(&[], 0));
+    }
 
     #[test]
     fn small_holes_belong_to_what_is_around_them() {
