@@ -63,7 +63,7 @@ impl Part {
 /// A sandbox's processes by what they are.
 pub(crate) fn parts(record: &Record) -> Vec<(&'static str, Part)> {
     let Some(placed) = &record.placed else { return Vec::new() };
-    let below = carrel_jail::tree::below(placed.pid);
+    let below = below(placed.pid);
     let named = |pid: i32| {
         if pid == placed.pid {
             return "the agent";
@@ -76,6 +76,17 @@ pub(crate) fn parts(record: &Record) -> Vec<(&'static str, Part)> {
         }
     };
     std::iter::once(placed.pid).chain(below).map(|pid| (named(pid), part(pid))).collect()
+}
+
+/// Of a box in which nothing begins or ends: no look at all processes of the host for each of thousands.
+fn below(root: i32) -> Vec<i32> {
+    let mut all = carrel_jail::tree::children(root);
+    let mut at = 0;
+    while let Some(pid) = all.get(at) {
+        all.extend(carrel_jail::tree::children(*pid));
+        at += 1;
+    }
+    all
 }
 
 fn parent(pid: i32) -> Option<i32> {
