@@ -14,6 +14,7 @@ mod logs;
 mod ls;
 mod mcp;
 mod open;
+mod pool;
 mod receipt;
 mod run;
 mod serve;

@@ -30,15 +30,17 @@ use tokio::{
 
 use self::tls::Tls;
 use crate::{
-    args::Cli, args::Serve, commands::log, config::Config, config::Settings, config::Surroundings,
+    args::Cli,
+    args::Serve,
+    commands::{log, pool::Pool},
+    config::Config,
+    config::Settings,
+    config::Surroundings,
     output::Output,
 };
 
 /// What has ended is cleaned up this often. Calls do not wait for it: whoever meets a dead sandbox sees to it at once.
 const SWEEP: Duration = Duration::from_secs(30);
-
-/// For the boxes of the pool, when the daemon ends.
-const CLEARING: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(
     cli: &Cli,
@@ -64,11 +66,7 @@ pub(crate) async fn run(
     let sweeping = tokio::spawn(sweep(engine.clone()));
     let pack_after = Some(settings.serve.pack_after).filter(|time| !time.is_zero());
     let keeping = tokio::spawn(keep(engine.clone(), Keeper::new(pack_after)));
-    engine.set_pool(settings.pool, &settings.wish(None));
-    let mut pool = tokio::spawn({
-        let engine = engine.clone();
-        async move { engine.keep_pool().await }
-    });
+    let pool = Pool::keep(&engine, &settings);
     let mut serving = tokio::spawn({
         let daemon = Arc::clone(&daemon);
         async move { daemon.serve(doors.listeners).await }
@@ -86,9 +84,7 @@ pub(crate) async fn run(
     sweeping.abort();
     // At any point: what it was doing is found half done, or done.
     keeping.abort();
-    // What nobody has asked for ends with the daemon; what cannot be ended in time ends by itself, and is swept.
-    engine.stop_pool();
-    let _ = tokio::time::timeout(CLEARING, &mut pool).await;
+    pool.end().await;
     if let Some(journal) = engine.events().journal() {
         journal.flush();
     }

@@ -3,8 +3,10 @@
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Stdio},
+    time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::support::{Place, sandboxes};
@@ -446,4 +448,29 @@ fn a_call_is_taken_back_by_a_tool() {
     let unknown = client.ask("tools/call", json!({"name": "sandbox_undo", "arguments": {"sandbox_id": id}}));
     assert!(unknown["error"].is_object(), "{unknown}");
     client.leave();
+}
+
+#[test]
+fn over_http_sandboxes_stand_ready_as_long_as_it_serves() {
+    let place = Place::new();
+    if !sandboxes(&place) {
+        return;
+    }
+    let mut server = place
+        .command(&["mcp", "--http", "127.0.0.1:0", "--insecure-no-auth"])
+        .env("CARREL_POOL_FLOOR", "1")
+        .env("CARREL_POOL_CEILING", "1")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ready = || std::fs::read_dir(place.path().join("state/sandboxes")).map_or(0, Iterator::count);
+    let deadline = Instant::now() + Duration::from_secs(90);
+    while ready() == 0 {
+        assert!(Instant::now() < deadline && server.try_wait().unwrap().is_none(), "none is made ready");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(place.run(&["ls", "--json"]).json(), json!({"sandboxes": []}), "it is nobody's");
+    kill_process(Pid::from_child(&server), Signal::INT).unwrap();
+    assert!(server.wait().unwrap().success());
+    assert_eq!(ready(), 0);
 }

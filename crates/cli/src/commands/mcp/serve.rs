@@ -3,12 +3,18 @@
 use std::{io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::ExitCode, sync::Arc};
 
 use carrel_api::mcp::{Options, Server, http, stdio};
+use carrel_engine::Engine;
 use carrel_proto::problem::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::Mcp, commands::log, config::Settings, daemon::Client, output::Output, signals::Interrupts,
+    args::Mcp,
+    commands::{log, pool::Pool},
+    config::Settings,
+    daemon::Client,
+    output::Output,
+    signals::Interrupts,
 };
 
 /// Bytes of randomness in a token.
@@ -31,7 +37,15 @@ pub(crate) async fn run(
     {
         return super::relay::run(&client, options, output).await;
     }
-    let server = Server::new(options);
+    // Over HTTP there are clients who come and go.
+    let (server, pool) = match args.http {
+        Some(_) => {
+            let engine = open(&options).await?;
+            let pool = Pool::keep(&engine, &settings);
+            (Server::over(engine, options), Some(pool))
+        }
+        None => (Server::new(options), None),
+    };
     let stop = CancellationToken::new();
     let served = async {
         match args.http {
@@ -64,7 +78,21 @@ pub(crate) async fn run(
         }
     };
     server.finish().await;
+    if let Some(pool) = pool {
+        pool.end().await;
+    }
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+async fn open(options: &Options) -> Result<Engine, Problem> {
+    let settings = options.engine.clone();
+    let opened = tokio::task::spawn_blocking(move || {
+        let engine = Engine::open(settings)?;
+        // What a dead process left is no reason to refuse a living one.
+        let _ = engine.sweep();
+        Ok(engine)
+    });
+    opened.await.map_err(Problem::internal)?
 }
 
 fn options(args: &Mcp, settings: &Settings, directory: &Path) -> Options {
