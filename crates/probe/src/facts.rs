@@ -12,6 +12,7 @@ pub(crate) const KNOWN: &[(&str, &str)] = &[
     ("host_addrs", "the host's own addresses, comma-separated"),
     ("host_abstract", "the host listens on this abstract unix socket"),
     ("host_pid", "pid of a process on the host, as the host sees it"),
+    ("host_start", "when that was started, in the kernel's ticks"),
     ("host_hostname", "the host's name"),
     ("host_env_name", "a variable in the host's environment"),
     ("env_allow", "further variable names that are expected, comma-separated"),

@@ -147,15 +147,18 @@ fn kill_all(facts: &Facts) -> Outcome {
     }
 }
 
-/// The host's number may by chance be taken inside, which says nothing about the host.
-fn taken_inside(pid: i32) -> bool {
-    let exe = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
-    pid == 1 || (exe("self").is_some() && exe(&pid.to_string()) == exe("self"))
+/// The host's number may by chance be taken inside, by a process that was started at another time: which says nothing about the host.
+fn taken_inside(facts: &Facts, pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name is in brackets, and the manual counts from 1.
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
+    let started = fields.split_whitespace().nth(22 - 3).and_then(|field| field.parse().ok());
+    pid == 1 || (started.is_some() && facts.number("host_start").is_some_and(|host| Some(host) != started))
 }
 
 fn kill_host_pid(facts: &Facts) -> Outcome {
     let Some(pid) = host_pid(facts) else { return skipped("host_pid is not a number") };
-    if taken_inside(pid) {
+    if taken_inside(facts, pid) {
         return skipped(format!("{pid} is taken by a process of this session"));
     }
     match sys!(SYS_kill, pid, 0) {
@@ -172,7 +175,7 @@ fn host_pid(facts: &Facts) -> Option<i32> {
 
 fn pidfd_host_pid(facts: &Facts) -> Outcome {
     let Some(pid) = host_pid(facts) else { return skipped("host_pid is not a number") };
-    if taken_inside(pid) {
+    if taken_inside(facts, pid) {
         return skipped(format!("{pid} is taken by a process of this session"));
     }
     let allowed = [REFUSED, &[Errno::SRCH]].concat();
@@ -181,7 +184,7 @@ fn pidfd_host_pid(facts: &Facts) -> Outcome {
 
 fn host_proc_entry(facts: &Facts) -> Outcome {
     let Some(pid) = host_pid(facts) else { return skipped("host_pid is not a number") };
-    if taken_inside(pid) {
+    if taken_inside(facts, pid) {
         return skipped(format!("{pid} is taken by a process of this session"));
     }
     merge(["cmdline", "environ", "status", "maps"].map(|file| {

@@ -227,6 +227,10 @@ impl<'a> Arena<'a> {
             ("agent_socket", text(&directory(record).join("agent.sock"))),
             ("host_addrs", host::addresses().join(",")),
         ]);
+        let started = i32::try_from(std::process::id()).ok().and_then(carrel_jail::tree::start_time);
+        if let Some(started) = started {
+            facts.insert("host_start", started.to_string());
+        }
         if let Ok(address) = self.bait.tcp.local_addr() {
             facts.insert("host_tcp_port", address.port().to_string());
         }
