@@ -111,7 +111,7 @@ impl Server {
     }
 
     /// Opened by the first who needs it, so that a client's greeting does not wait for it.
-    async fn engine(&self) -> Result<&Engine, Problem> {
+    pub async fn engine(&self) -> Result<&Engine, Problem> {
         let open = || async {
             let settings = self.options.engine.clone();
             let opened = tokio::task::spawn_blocking(move || {

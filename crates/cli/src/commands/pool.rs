@@ -18,12 +18,11 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn keep(engine: &Engine, settings: &Settings) -> Self {
         engine.set_pool(settings.pool, &settings.wish(None));
-        let engine = engine.clone();
         let keeping = tokio::spawn({
             let engine = engine.clone();
             async move { engine.keep_pool().await }
         });
-        Self { engine, keeping }
+        Self { engine: engine.clone(), keeping }
     }
 
     /// What nobody has asked for ends with the server; what cannot be ended in time ends by itself, and is swept.

@@ -95,6 +95,11 @@ impl<B> Shelf<B> {
         !self.boxes.is_empty() && Kind { language: kind.language, ..self.kind.clone() } == *kind
     }
 
+    /// Who asks at the moment finds nothing, and nothing is on its way.
+    fn disappoints(&self, now: Instant) -> bool {
+        self.count() == 0 && !self.is_quiet(now)
+    }
+
     fn is_quiet(&self, now: Instant) -> bool {
         self.wanted.back().is_none_or(|when| now.saturating_duration_since(*when) > YIELD)
     }
@@ -264,10 +269,8 @@ impl<B> Shelves<B> {
         }
         let lacking = self.all.iter_mut().filter(|shelf| shelf.lack(now, most) > 0);
         // First for those who ask at the moment, and of them for those who find nothing.
-        let shelf = lacking.max_by_key(|shelf| {
-            let asked = !shelf.is_quiet(now);
-            (asked && shelf.count() == 0, asked, shelf.lack(now, most))
-        })?;
+        let shelf = lacking
+            .max_by_key(|shelf| (shelf.disappoints(now), !shelf.is_quiet(now), shelf.lack(now, most)))?;
         shelf.making += 1;
         Some((shelf.kind.clone(), shelf.order.clone()))
     }
@@ -313,8 +316,7 @@ impl<B> Shelves<B> {
         let total =
             |all: &[Shelf<B>]| all.iter().map(|shelf| shelf.boxes.len() + shelf.making).sum::<usize>();
         let lacking = self.all.iter().any(|shelf| shelf.lack(now, most) > 0 && !shelf.is_quiet(now));
-        let starving = lacking
-            && self.all.iter().any(|one| one.count() == 0 && one.lack(now, most) > 0 && !one.is_quiet(now));
+        let starving = self.all.iter().any(|shelf| shelf.lack(now, most) > 0 && shelf.disappoints(now));
         loop {
             let total = total(&self.all);
             let too_many = total > most;

@@ -3,7 +3,6 @@
 use std::{io::Write, os::unix::fs::OpenOptionsExt, path::Path, process::ExitCode, sync::Arc};
 
 use carrel_api::mcp::{Options, Server, http, stdio};
-use carrel_engine::Engine;
 use carrel_proto::problem::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -37,14 +36,11 @@ pub(crate) async fn run(
     {
         return super::relay::run(&client, options, output).await;
     }
+    let server = Server::new(options);
     // Over HTTP there are clients who come and go.
-    let (server, pool) = match args.http {
-        Some(_) => {
-            let engine = open(&options).await?;
-            let pool = Pool::keep(&engine, &settings);
-            (Server::over(engine, options), Some(pool))
-        }
-        None => (Server::new(options), None),
+    let pool = match args.http {
+        Some(_) => Some(Pool::keep(server.engine().await?, &settings)),
+        None => None,
     };
     let stop = CancellationToken::new();
     let served = async {
@@ -82,17 +78,6 @@ pub(crate) async fn run(
         pool.end().await;
     }
     ended.map(|()| ExitCode::SUCCESS)
-}
-
-async fn open(options: &Options) -> Result<Engine, Problem> {
-    let settings = options.engine.clone();
-    let opened = tokio::task::spawn_blocking(move || {
-        let engine = Engine::open(settings)?;
-        // What a dead process left is no reason to refuse a living one.
-        let _ = engine.sweep();
-        Ok(engine)
-    });
-    opened.await.map_err(Problem::internal)?
 }
 
 fn options(args: &Mcp, settings: &Settings, directory: &Path) -> Options {
