@@ -28,7 +28,10 @@ use rustix::{
     process::{Pid, PidfdFlags, geteuid, pidfd_open},
 };
 
-use self::{sleeper::Process, taken::Taken};
+use self::{
+    sleeper::{Mapping, Process},
+    taken::Taken,
+};
 use crate::{
     trace::{Traced, write_memory},
     tree,
@@ -86,15 +89,9 @@ impl Original {
         if tree::start_time(pid) != Some(start_time) {
             return Err(refuse("it has ended"));
         }
-        let base = if sharing == Sharing::Nothing { Base::of(pid) } else { None };
-        let file = new_file()?;
-        let taken = take_in(&traced, &[READ], most, &file, base.as_ref(), sharing)?;
-        let files = [Some(file), base.map(|base| base.file)].into_iter().flatten();
-        Ok(Self {
-            files: files.map(|file| open_again(&file)).collect::<io::Result<_>>()?,
-            written: taken.written,
-            traced,
-        })
+        let (file, base, facts) = take_in(&traced, &[READ], most, sharing)?;
+        let base = base.map(|base| open_again(&base.file)).transpose()?;
+        Ok(Self { files: std::iter::once(file).chain(base).collect(), written: facts.written, traced })
     }
 
     /// In the order in which a graft has them. They can only be read.
@@ -127,10 +124,6 @@ enum Helper {
     Modest,
 }
 
-fn new_file() -> io::Result<File> {
-    Ok(memfd_create("python", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into())
-}
-
 /// For reading alone.
 fn open_again(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
@@ -146,13 +139,10 @@ struct Base {
 impl Base {
     /// If there is one, and it can be had: only root can open what another process has mapped. It was made by us, and nobody can
     /// change it any more.
-    fn of(pid: i32) -> Option<Self> {
-        let process = Process::open(pid).ok()?;
-        let mappings = process.mappings("maps").ok()?;
-        let mapping = mappings.into_iter().find(|mapping| mapping.name.starts_with(IN_MEMORY))?;
-        let (device, inode) = mapping.file;
-        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
-        let file = File::open(path).ok()?;
+    fn among(process: &Process, mappings: &[Mapping]) -> Option<Self> {
+        let mapping = mappings.iter().find(|mapping| mapping.name.starts_with(IN_MEMORY))?;
+        let (device, inode) = mapping.file.clone();
+        let file = process.mapped(mapping).ok()?;
         let (meta, own) = (file.metadata().ok()?, geteuid().as_raw());
         if meta.ino() != inode || meta.uid() != own || process.user().ok()? == own {
             return None;
@@ -175,9 +165,8 @@ pub fn sleeps(pid: i32) -> bool {
 
 /// Takes the image of a process that sleeps, and goes on sleeping.
 pub fn take(pid: i32) -> io::Result<Image> {
-    let file = new_file()?;
-    let taken = take_in(&Traced::stop(pid)?, &SLEEPS, MAX_BYTES, &file, None, Sharing::Everything)?;
-    Ok(Image { file: open_again(&file)?.into(), bytes: taken.bytes, files: taken.files })
+    let (file, _, facts) = take_in(&Traced::stop(pid)?, &SLEEPS, MAX_BYTES, Sharing::Everything)?;
+    Ok(Image { file: file.into(), bytes: facts.bytes, files: facts.files })
 }
 
 /// What was taken.
@@ -188,24 +177,27 @@ struct Facts {
     written: Vec<(u64, u64)>,
 }
 
+/// The image's own file can only be read.
 fn take_in(
     traced: &Traced,
     calls: &[u64],
     most: u64,
-    file: &File,
-    base: Option<&Base>,
     sharing: Sharing,
-) -> io::Result<Facts> {
+) -> io::Result<(File, Option<Base>, Facts)> {
     let process = Process::open(traced.pid())?;
     let registers = traced.registers()?;
     if !calls.contains(&registers.orig_rax) {
         return Err(io::Error::new(io::ErrorKind::WouldBlock, "it does not sleep, or wait"));
     }
     process.refuse_what_is_not_kept(traced)?;
-    let mut taken = Taken::new(base, sharing, most);
-    for mapping in process.mappings("smaps")? {
-        taken.add(&process, &mapping, registers.rsp)?;
+    let mappings = process.mappings()?;
+    let base = if sharing == Sharing::Nothing { Base::among(&process, &mappings) } else { None };
+    let mut taken = Taken::new(base.as_ref(), sharing, most);
+    for mapping in &mappings {
+        taken.add(&process, mapping, registers.rsp)?;
     }
     let header = process.header(traced, &registers, &taken)?;
-    taken.write(header, traced, file)
+    let file = memfd_create("python", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into();
+    let facts = taken.write(header, traced, &file)?;
+    Ok((open_again(&file)?, base, facts))
 }

@@ -53,7 +53,7 @@ pub(super) struct Mapping {
     /// The device as the kernel writes it, and the inode.
     pub(super) file: (String, u64),
     pub(super) name: String,
-    /// Two letters each; `maps` does not tell them.
+    /// Two letters each.
     flags: Vec<String>,
 }
 
@@ -111,10 +111,9 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{name}", self.pid))
     }
 
-    /// As `maps` tells them, or `smaps`.
-    pub(super) fn mappings(&self, source: &str) -> io::Result<Vec<Mapping>> {
+    pub(super) fn mappings(&self) -> io::Result<Vec<Mapping>> {
         let mut text = String::new();
-        let file = File::open(format!("/proc/{}/{source}", self.pid))?;
+        let file = File::open(format!("/proc/{}/smaps", self.pid))?;
         if file.take(MAX_TEXT).read_to_string(&mut text)? as u64 == MAX_TEXT {
             return Err(refuse("it has too many mappings"));
         }
@@ -217,6 +216,11 @@ impl Process {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
         let path = path.trim_start_matches('/');
         Ok(openat2(&self.root, path, flags, Mode::empty(), resolve)?.into())
+    }
+
+    /// The file itself, whatever has its name.
+    pub(super) fn mapped(&self, mapping: &Mapping) -> io::Result<File> {
+        File::open(format!("/proc/{}/map_files/{:x}-{:x}", self.pid, mapping.start, mapping.end))
     }
 
     /// Whose it is.
