@@ -186,7 +186,7 @@ impl Engine {
     }
 
     /// The same of a box that stood ready. What goes wrong when it has been told ends it.
-    fn inherit_ready(&self, scion: &Scion, claim: &Claim, mut taken: TakenReady) -> Result<Passed, Problem> {
+    fn inherit_ready(&self, scion: &Scion, claim: &Claim, taken: TakenReady) -> Result<Passed, Problem> {
         let claim = Claim { id: taken.ready.id.clone(), ..claim.clone() };
         let record = match self.registry.claim_with(&claim, Some(taken.ready.number)) {
             Ok(Some(record)) => record,
@@ -196,18 +196,19 @@ impl Engine {
             }
         };
         self.watch.reached(Step::RowClaimed);
-        let told = taken.ready.link.tell(&claimed(&claim.spec));
-        let Ready { placed: before, lock, link, .. } = taken.ready;
-        if told.is_err() {
-            self.erase(&record.id, Some(&before), lock)?;
-            return Ok(Passed::Dead);
-        }
-        let request = self.request(&record, None, None);
-        match request.and_then(|request| self.backend.graft(&request, &before, scion)) {
+        let Ready { placed: before, lock, mut link, .. } = taken.ready;
+        let told = link.tell(&claimed(&claim.spec));
+        let is_told = told.is_ok();
+        let grafted = told
+            .and_then(|()| self.request(&record, None, None))
+            .and_then(|request| self.backend.graft(&request, &before, scion));
+        match grafted {
             Ok(placed) => Ok(Passed::On(Box::new(Made { record, placed, lock, link: Some(link) }))),
             Err(problem) => {
+                // One that has died on its shelf, or dies just now, says nothing of what is to be copied.
+                let is_dead = !is_told || !self.backend.is_alive(&before);
                 self.erase(&record.id, Some(&before), lock)?;
-                Err(problem)
+                if is_dead { Ok(Passed::Dead) } else { Err(problem) }
             }
         }
     }
